@@ -81,8 +81,8 @@ def measure(shape: str, weights: str, batches: list[int], prefill: int) -> dict[
     found["prefill_tokens_s"] = round(prefill / model.prefill(prefill, 3), 1) if prefill else 0.0
     decode = {}
     for batch in batches:
-        model.begin(batch, length, STEPS)
-        decode[str(batch)] = round(1000 * model.decode(batch, length, STEPS), 2)
+        model.begin([length] * batch, STEPS)
+        decode[str(batch)] = round(1000 * model.decode(batch, STEPS), 2)
     found["step_ms"] = decode
     found["gb_s"] = [round(before, 1), round(bandwidth(num_threads), 1)]
     found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

@@ -3,7 +3,8 @@
     python -m bench.disaggregation [--mib 512] [--prompts 20] [--tokens 256 960]
 
 Pages: MiB/s of pages from host memory to host memory over loopback, as two servers move them (checksums on
-both sides), beside a plain socket that moves the same bytes between two processes, in turns.
+both sides), beside a plain socket that moves the same bytes between two processes, in turns. And of pages
+that one server reads in the memory of another on the same machine (shm), beside memcpy.
 
 First token: time from sending a prompt to the first token, of one server that does all, and of a pair that is
 asked as a router asks them, in turns, on random prompts. The model is random: --model-path takes another one.
@@ -33,6 +34,7 @@ from runtime.devices.host_memory import HostPages
 from runtime.messages.transfer import Pages, Transfer
 from runtime.transfer.key import HEADER, header_value
 from runtime.transfer.layout import RankPages
+from runtime.transfer.reading import FileReading, Places
 from runtime.transfer.service import PORTION_BYTES
 from runtime.transfer.wire import accept, connect
 
@@ -49,11 +51,10 @@ def host(num_pages: int) -> RankPages:
     fd = os.memfd_create("pages")
     os.ftruncate(fd, num_pages * sum(parts))
     pages = HostPages(fd, num_pages, parts, "page_first")
-    os.close(fd)
     for number in range(num_pages):
         for view in pages.views(number):
             view[:] = bytes([number % 251]) * len(view)
-    return RankPages([pages], [], 64, 1, num_heads=4)
+    return RankPages([pages], [], 64, 1, num_heads=4, fds=[fd])
 
 
 def portions(pages: RankPages, num_pages: int) -> list[range]:
@@ -135,6 +136,30 @@ def move(num_pages: int, *, is_plain: bool) -> float:
     return speed
 
 
+def read_shared(num_pages: int) -> tuple[float, float]:
+    """MiB/s of pages that are read in the memory of another server, and of memcpy of the same bytes, in
+    turns; medians."""
+    source, target = host(num_pages), host(num_pages)
+    places = Places(source.memory(b""), source.layout)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(ROUNDS):
+        for is_plain in (True, False):
+            begin = time.perf_counter()
+            for part in portions(source, num_pages):
+                if is_plain:
+                    for number in part:
+                        views = zip(target.page(number).views, source.page(number).views, strict=True)
+                        for own, other in views:
+                            own[:] = other
+                else:
+                    reading = FileReading([os.dup(fd) for fd in source.fds])
+                    reading.read([p for n in part for p in places.page(n, target.page(n).views)])
+                    reading.close()
+            times[is_plain].append(time.perf_counter() - begin)
+    num_mib = num_pages * source.layout.page_bytes / 2**20
+    return num_mib / median(times[False]), num_mib / median(times[True])
+
+
 def first_token_ms(port: int, ids: list[int], transfer: Transfer | None) -> float:
     """Time to the first token of a server."""
     body = {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
@@ -210,10 +235,14 @@ def main() -> None:
         for is_plain in (True, False):
             speeds[is_plain].append(move(num_pages, is_plain=is_plain))
     plain, pages = median(speeds[True]), median(speeds[False])
+    shared, copied = read_shared(num_pages)
     result = {
         "plain_socket_mib_per_s": round(plain),
         "pages_mib_per_s": round(pages),
         "pages_by_plain": round(pages / plain, 2),
+        "memcpy_mib_per_s": round(copied),
+        "shared_mib_per_s": round(shared),
+        "shared_by_memcpy": round(shared / copied, 2),
         "first_token": first_tokens(args),
     }
     print(json.dumps(result, indent=2))

@@ -1,8 +1,8 @@
 """--device cuda as fractions of what the GPU reaches in the same run: its copy bandwidth and its bf16 matrix
-products. First kernels, then one rank with Llama-3.1-8B's shape, then the server over HTTP.
+products: kernels. Steps of whole models are in bench/gpu_steps.py, the server in bench/gpu_serve.py.
 
-    python -m bench.gpu          # on a GPU; less than seven minutes, to gpu.jsonl, gpu.json and gpu.svg
-    python -m bench.gpu --only shapes
+    python -m bench.gpu          # on a GPU; two minutes, to gpu.jsonl, gpu.json and gpu.svg
+    python -m bench.gpu --only attention
     python -m bench.gpu --dry    # every line, tiny, in Triton's interpreter; its figures are not recorded
 """
 
@@ -20,8 +20,6 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench import gpu_serve
-from bench.gpu_model import Model, folder_of, pages_for
 from bench.lines import Figures, Lines
 from bench.picture import draw
 from bench.record import record, results_folder
@@ -36,17 +34,7 @@ DECODES = [(1, 32_768), (16, 8192), (64, 2048), (256, 1024)]  # rows and their l
 PROMPTS = [(1, 8192), (8, 1024)]
 PAGE = 64
 SCORES = Scores(DIM**-0.5)
-STEPS = [(1, 2048), (64, 2048), (256, 1024)]  # decodes of a whole model
-PROMPT = 8192
-PIECEWISE_TOKENS = (32, 256, 1024)  # tokens of steps with piecewise graphs
-WANTED = {
-    "attention of_bandwidth": 0.85,
-    "attention of_peak": 0.6,
-    "decode 1 x 2048": 0.85,
-    "decode 64 x 2048": 0.75,
-    "decode 256 x 1024": 0.65,
-    "prefill 8192": 0.65,
-}
+WANTED = {"attention of_bandwidth": 0.85, "attention of_peak": 0.6}
 
 
 class Bench:
@@ -92,23 +80,28 @@ class Bench:
         left, right = self.randn(side, side), self.randn(side, side)
         return 2 * side**3 / self.seconds(lambda: left @ right)
 
-    def seconds(self, call: Callable[[], Any]) -> float:
-        """Median seconds of a call."""
+    def seconds(self, call: Callable[[], Any], *, is_captured: bool = False) -> float:
+        """Median seconds of a call; `is_captured`: in a graph of many, as a step launches it, without
+        the time of the host."""
         if self.is_dry:
             begin = perf_counter()
             call()
             return perf_counter() - begin
-        from triton.testing import do_bench
+        from triton.testing import do_bench, do_bench_cudagraph
 
+        if is_captured:
+            return do_bench_cudagraph(call, rep=50, return_mode="median") / 1000
         return do_bench(call, warmup=50, rep=200, return_mode="median") / 1000
 
     def randn(self, *shape: int) -> torch.Tensor:
         """Random bf16 numbers on the device."""
         return torch.randn(*shape, dtype=torch.bfloat16, device=self.torch_device)
 
-    def by_bytes(self, num_bytes: int, call: Callable[[], Any]) -> dict[str, float]:
+    def by_bytes(
+        self, num_bytes: int, call: Callable[[], Any], *, is_captured: bool = False
+    ) -> dict[str, float]:
         """Microseconds, and the share of the bandwidth."""
-        seconds = self.seconds(call)
+        seconds = self.seconds(call, is_captured=is_captured)
         return {"us": round(seconds * 1e6, 1), "of_bandwidth": round(num_bytes / seconds / self.bandwidth, 3)}
 
     def by_flops(self, flops: float, call: Callable[[], Any]) -> dict[str, float]:
@@ -181,9 +174,11 @@ def attention(bench: Bench, ops: Any) -> dict[str, Any]:
             cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches
         ]
         figures[f"decode {rows} x {length}"] = {
-            "ours": bench.by_bytes(size, lambda: ops.attention(q, *caches, plan, SCORES)),
+            "ours": bench.by_bytes(size, lambda: ops.attention(q, *caches, plan, SCORES), is_captured=True),
             "torch": bench.by_bytes(
-                size, lambda: scaled_dot_product_attention(q.unsqueeze(2), *contiguous, enable_gqa=True)
+                size,
+                lambda: scaled_dot_product_attention(q.unsqueeze(2), *contiguous, enable_gqa=True),
+                is_captured=True,
             ),
         } | {
             name: attempt(bench.by_bytes, size, other_ops, plan_of, q, caches)
@@ -217,16 +212,17 @@ def rows_of_activations(bench: Bench, ops: Any) -> dict[str, Any]:
         x, residual, weight = bench.randn(tokens, HIDDEN), bench.randn(tokens, HIDDEN), bench.randn(HIDDEN)
         gate_up = bench.randn(tokens, 2 * 14_336)
         figures[f"add_rms_norm {tokens}"] = bench.by_bytes(
-            4 * x.nbytes, lambda: ops.add_rms_norm(x, residual, weight, 1e-6)
+            4 * x.nbytes, lambda: ops.add_rms_norm(x, residual, weight, 1e-6), is_captured=True
         )
         figures[f"silu_and_mul {tokens}"] = bench.by_bytes(
-            gate_up.nbytes * 3 // 2, lambda: ops.act_and_mul(gate_up, "silu")
+            gate_up.nbytes * 3 // 2, lambda: ops.act_and_mul(gate_up, "silu"), is_captured=True
         )
     return figures
 
 
 def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
-    """Microseconds of sampling, ours and with torch's sort."""
+    """Microseconds of sampling, ours and with torch's sort; ours also as a captured step launches it. A few
+    tokens have nearly all of the weight of peaked rows, thousands of those of flat ones."""
     from runtime.devices.sampling_inputs import SamplingInputs
     from runtime.layers.sampling.sampler import sample_tokens
 
@@ -238,102 +234,28 @@ def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
         "top_k and top_p": (1.0, 0.95, 50),
     }
     for rows in (2,) if bench.is_dry else (1, 64, 256):
-        logits = torch.randn(rows, 200 if bench.is_dry else VOCAB, device=bench.torch_device) * 3
+        flat = torch.randn(rows, 200 if bench.is_dry else VOCAB, device=bench.torch_device) * 3
         for name, (temperature, top_p, top_k) in settings.items():
             ones = torch.ones(rows, device=bench.torch_device)
-            sampling_inputs = SamplingInputs(
-                ones * temperature,
-                ones * top_p,
-                (ones * top_k).long(),
-                ones * 0,
-                torch.rand(rows, device=bench.torch_device).double(),
+            uniforms = torch.rand(rows, device=bench.torch_device).double()
+            inputs = SamplingInputs(
+                ones * temperature, ones * top_p, (ones * top_k).long(), ones * 0, uniforms
             )
-            figures[f"{name} {rows}"] = {
-                "ours_us": round(bench.seconds(lambda: ops.sample(logits, sampling_inputs)) * 1e6, 1),
-                "torch_us": round(bench.seconds(lambda: sample_tokens(logits, sampling_inputs)) * 1e6, 1),
-            }
+            for kind, logits in {"flat": flat, "peaked": flat * 3}.items():
+                figures[f"{name} {rows} {kind}"] = {
+                    "ours_us": round(bench.seconds(lambda: ops.sample(logits, inputs)) * 1e6, 1),
+                    "captured_us": round(
+                        bench.seconds(lambda: ops.sample(logits, inputs), is_captured=True) * 1e6, 1
+                    ),
+                    "torch_us": round(bench.seconds(lambda: sample_tokens(logits, inputs)) * 1e6, 1),
+                }
     return figures
-
-
-def shapes(bench: Bench, ops: Any) -> dict[str, Any]:
-    """One rank without the server: decode steps as shares of the bandwidth that reads weights, keys and
-    values; prompts as shares of the peak."""
-    steps, sizes = (3, (20,)) if bench.is_dry else (40, PIECEWISE_TOKENS)
-    figures = bench.figures("shapes")
-    with folder_of("llama-3.1-8b", is_dry=bench.is_dry) as folder:
-        tokens = max(pages_for(rows, length, steps) for rows, length in STEPS)
-        model = Model.open(
-            folder,
-            slots=3 if bench.is_dry else 256,
-            longest=1024 if bench.is_dry else 9000,
-            is_dry=bench.is_dry,
-            tokens=1024 if bench.is_dry else tokens,
-            step_tokens=128 if bench.is_dry else PROMPT + 256,
-            piecewise_tokens=sizes,
-        )
-        figures["start_s"] = round(model.start_s, 1)
-        for rows, length in [(2, 70)] if bench.is_dry else STEPS:
-            model.capture(rows)
-            model.begin(rows, length, steps)
-            seconds = model.decode(rows, length, steps)
-            least = (model.read_bytes + rows * length * model.kv_bytes) / bench.bandwidth
-            figures[f"decode {rows} x {length}"] = {
-                "step_us": round(seconds * 1e6),
-                "tokens_per_s": round(rows / seconds),
-                "of_bandwidth": round(least / seconds, 3),
-            }
-        prompt = 90 if bench.is_dry else PROMPT
-        seconds = model.prefill(prompt, 2 if bench.is_dry else 7)
-        part = model.prefill_flops(prompt) / seconds / bench.peak
-        figures[f"prefill {prompt}"] = {"ms": round(seconds * 1e3, 2), "of_peak": round(part, 3)}
-        in_piecewise_graphs(model, sizes, figures)
-        model.close()
-    with folder_of("qwen3-0.6b", is_dry=bench.is_dry) as folder:
-        rows = 2 if bench.is_dry else 256
-        model = Model.open(
-            folder,
-            slots=rows,
-            longest=2048,
-            tokens=pages_for(rows, 512, steps),
-            is_dry=bench.is_dry,
-            step_tokens=rows + (64 if bench.is_dry else max(PIECEWISE_TOKENS)),
-            piecewise_tokens=sizes,
-        )
-        model.capture(rows)
-        model.begin(rows, 70 if bench.is_dry else 512, steps)
-        figures[f"qwen3-0.6b decode {rows}"] = {
-            "tokens_per_s": round(rows / model.decode(rows, 70 if bench.is_dry else 512, steps))
-        }
-        in_piecewise_graphs(model, sizes, figures, "qwen3-0.6b ")
-        model.close()
-    return figures
-
-
-def in_piecewise_graphs(
-    model: Model, sizes: tuple[int, ...], figures: dict[str, Any], prefix: str = ""
-) -> None:
-    """Adds milliseconds of steps with a prompt: launched kernel by kernel, and as piecewise graphs."""
-    for tokens in sizes:
-        eager_s = model.prefill(tokens, 9)
-        captured_s = model.capture(tokens, "tokens")
-        figures[f"{prefix}prompt {tokens}"] = {
-            "ms": round(eager_s * 1e3, 2),
-            "in_pieces_ms": round(model.prefill(tokens, 9) * 1e3, 2),
-            "capture_s": round(captured_s, 2),
-        }
-
-
-def served(bench: Bench, ops: Any) -> dict[str, Any]:
-    """The server over HTTP."""
-    return gpu_serve.measure(bench.figures("http"), is_dry=bench.is_dry)
 
 
 SECTIONS: dict[str, Callable[[Bench, Any], dict[str, Any]]] = {
     "attention": attention,
     "rows": rows_of_activations,
     "sampling": sampling,
-    "shapes": shapes,
-    "http": served,
 }
 
 
@@ -345,12 +267,6 @@ def bars(results: dict[str, Any]) -> list[tuple[str, float, float | None]]:
             part = "of_bandwidth" if "of_bandwidth" in one["ours"] else "of_peak"
             figures.append((f"attention, {name}", one["ours"][part], WANTED[f"attention {part}"]))
             figures.append((f"torch's, {name}", one["torch"][part], None))
-    for name, one in results["shapes"].items():
-        if isinstance(one, dict) and ("of_bandwidth" in one or "of_peak" in one):
-            figures.append((f"8B {name}", one.get("of_bandwidth", one.get("of_peak")), WANTED.get(name)))
-    for name, one in results["http"].items():
-        if name.endswith(" streams"):
-            figures.append((f"HTTP of the rank alone, {name}", one["of_engine"], 0.95))
     return figures
 
 

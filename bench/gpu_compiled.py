@@ -37,8 +37,8 @@ def measure(found: dict[str, Any], *, is_dry: bool) -> dict[str, Any]:
             found[f"{name}, start_s"] = round(model.start_s, 1)
             for rows in batches:
                 model.capture(rows)
-                model.begin(rows, length, steps)
-                found[f"{name}, {rows} sequences, us"] = round(model.decode(rows, length, steps) * 1e6)
+                model.begin([length] * rows, steps)
+                found[f"{name}, {rows} sequences, us"] = round(model.decode(rows, steps) * 1e6)
             model.close()
     return found
 

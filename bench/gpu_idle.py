@@ -1,5 +1,5 @@
 """How long the GPU waits between the kernels of decode steps: one minus the union of its kernels and copies,
-by torch's profiler.
+by torch's profiler. And which kernels take the time of a step.
 
     python -m bench.gpu_idle          # on a GPU: Llama-3.1-8B's shape, 1 to 256 sequences
     python -m bench.gpu_idle --dry    # every line, without a GPU; its figures are not recorded
@@ -22,6 +22,7 @@ from runtime.devices.cuda.interpret import use_interpreter
 STEPS = 60
 BATCHES = (1, 16, 64, 256)
 LENGTH = 512
+LONGEST = 16  # kernels that are named
 BUSY = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -43,12 +44,24 @@ def idle_share(events: list[dict[str, Any]], kinds: tuple[str, ...]) -> float:
     return 1 - (busy + end - begin) / (end - launches[0][0])
 
 
+def kernel_times(events: list[dict[str, Any]], kinds: tuple[str, ...], steps: int) -> dict[str, list[float]]:
+    """The kernels of a trace that take the most time: name -> microseconds and launches a step."""
+    found: dict[str, tuple[float, int]] = {}
+    for event in events:
+        if event.get("cat") in kinds and "dur" in event:
+            name = event["name"][:90]
+            time_us, count = found.get(name, (0.0, 0))
+            found[name] = time_us + event["dur"], count + 1
+    longest = sorted(found.items(), key=lambda one: -one[1][0])[:LONGEST]
+    return {name: [round(time_us / steps, 1), round(count / steps, 2)] for name, (time_us, count) in longest}
+
+
 def traced(model: Model, rows: int, length: int, steps: int) -> list[dict[str, Any]]:
     """The profiler's events of `steps` steps."""
     activities = [ProfilerActivity.CPU] if model.is_dry else [ProfilerActivity.CUDA]
     with TemporaryDirectory() as folder:
         with profile(activities=activities) as recording:
-            model.decode(rows, length, steps)
+            model.decode(rows, steps)
         recording.export_chrome_trace(str(Path(folder) / "trace.json"))
         return json.loads((Path(folder) / "trace.json").read_text())["traceEvents"]
 
@@ -67,12 +80,14 @@ def measure(found: dict[str, Any], *, is_dry: bool) -> dict[str, Any]:
                 step_tokens=rows + (8 if is_dry else 512),
             )
             model.capture(rows)
-            model.begin(rows, length, 2 * steps)
-            seconds = model.decode(rows, length, steps)
+            model.begin([length] * rows, 2 * steps)
+            seconds = model.decode(rows, steps)
             events = traced(model, rows, length + steps, steps)
+            kinds = ("cpu_op",) if is_dry else BUSY
             found[f"{rows} sequences"] = {
-                "idle": round(idle_share(events, ("cpu_op",) if is_dry else BUSY), 4),
+                "idle": round(idle_share(events, kinds), 4),
                 "step_us": round(seconds * 1e6),
+                "kernels": kernel_times(events, kinds, steps),
             }
             model.close()
     return found

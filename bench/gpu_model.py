@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace as replace_struct
 
 from bench.shapes import SHAPES
 from runtime.devices.base import Device
@@ -49,6 +50,7 @@ GREEDY = SlotSampling(
     top_logprobs=-1,
     prompt_logprobs=-1,
 )
+RANDOM = replace_struct(GREEDY, temperature=1.0, top_p=0.95)
 DRY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 32,
@@ -93,6 +95,7 @@ class Model:
     runner: Any
     config: ModelConfig
     weights_bytes: int
+    kv_bytes: int  # of a token's keys and values in all layers
     start_s: float
     is_dry: bool
     step: int = 0
@@ -112,9 +115,11 @@ class Model:
         device: str = "cuda",
         quantization: str | None = None,
         dtype: str = "bfloat16",
+        kv_dtype: str = "auto",
+        graph_sizes: Sequence[int] | None = None,
     ) -> "Model":
         """Starts a rank. `tokens`: the tokens of all pages; `piecewise_tokens`: sizes of steps that may be
-        captured in piecewise graphs."""
+        captured in piecewise graphs; `graph_sizes`: of decode steps that may be, None: one of all slots."""
         begin = perf_counter()
         message = StartRank(
             device=device,
@@ -132,7 +137,8 @@ class Model:
             rendezvous="",
             seed=0,
             quantization=quantization,
-            graph_sizes=[] if is_dry or device == "cpu" else [slots],
+            kv_dtype="auto" if is_dry else kv_dtype,
+            graph_sizes=[] if is_dry or device == "cpu" else list(graph_sizes or [slots]),
             piecewise_sizes=[] if is_dry else list(piecewise_tokens),
             compiled=compiled or CompileConfig(),
         )
@@ -142,25 +148,47 @@ class Model:
             raise RuntimeError(
                 f"there is memory for {ready.num_pages} pages, and {tokens} tokens were to fit"
             )
-        return cls(executor, read_config(folder), ready.weights_bytes, perf_counter() - begin, is_dry)
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of a token's keys and values in all layers."""
-        return 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim * 2
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of weights that a decode step reads: the table of embeddings only where it is the head."""
-        return self.weights_bytes - (
-            0 if self.config.is_tied else self.config.vocab_size * self.config.hidden_size * 2
+        return cls(
+            executor,
+            read_config(folder),
+            ready.weights_bytes,
+            ready.pages_bytes // (ready.num_pages * PAGE),
+            perf_counter() - begin,
+            is_dry,
         )
 
     @property
-    def products(self) -> int:
-        """Numbers of weights that every token is multiplied by, without the head."""
-        tables = self.config.vocab_size * self.config.hidden_size * (1 if self.config.is_tied else 2)
-        return self.weights_bytes // 2 - tables
+    def table_bytes(self) -> int:
+        """Bytes of the table of embeddings, which decode steps read only where it is the head."""
+        return 0 if self.config.is_tied else self.config.vocab_size * self.config.hidden_size * 2
+
+    @property
+    def expert_weights(self) -> int:
+        """Numbers of weights of all experts."""
+        moe = self.config.moe
+        if moe is None:
+            return 0
+        of_layer = moe.num_experts * 3 * self.config.hidden_size * moe.intermediate_size
+        return sum(moe.layers) * of_layer
+
+    def read_bytes(self, rows: int, weight_bits: int = 16) -> float:
+        """Bytes of weights that a decode step reads: of experts, whose weights have `weight_bits`, those of
+        the expected number that `rows` random choices reach."""
+        read = float(self.weights_bytes - self.table_bytes)
+        if (moe := self.config.moe) is not None:
+            read -= self.expert_weights * weight_bits / 8 * (1 - moe.routing.top_k / moe.num_experts) ** rows
+        return read
+
+    def prefill_flops(self, tokens: int) -> float:
+        """Operations of a prompt, without the head: products with weights in 16 bits, those of a token's
+        experts, and causal attention."""
+        config, moe = self.config, self.config.moe
+        tables = config.vocab_size * config.hidden_size * (1 if config.is_tied else 2)
+        weights = self.weights_bytes / 2 - tables
+        if moe is not None:
+            weights -= self.expert_weights * (1 - moe.routing.top_k / moe.num_experts)
+        attention = 2.0 * tokens * tokens * config.num_heads * config.head_dim * config.num_layers
+        return 2.0 * weights * tokens + attention
 
     def capture(self, size: int, unit: str = "sequences") -> float:
         """Seconds; 0 when dry."""
@@ -171,29 +199,31 @@ class Model:
             raise RuntimeError(f"no graph of {size} {unit}: {captured.error}")
         return float(captured.seconds)
 
-    def begin(self, rows: int, length: int, room: int) -> None:
-        """So many sequences that are `length` tokens long, with pages for `room` more; their last token is
-        known."""
-        pages = -(-(length + room) // PAGE)
+    def begin(self, lengths: Sequence[int], room: int, sampling: SlotSampling = GREEDY) -> None:
+        """Sequences that are so many tokens long, with pages for `room` more; their last token is known."""
+        rows, pages = len(lengths), [-(-(length + room) // PAGE) for length in lengths]
         slots = np.arange(rows, dtype=np.int32)
-        ids = np.random.default_rng(0).permutation(rows * pages).astype(np.int32) + 1
+        ids = np.random.default_rng(0).permutation(sum(pages)).astype(np.int32) + 1
         ones = np.ones(rows, np.int32)
         self.launch(
             StepPlan(
                 step=self.next_step(),
                 num_decodes=0,
-                admits=[Admit(slot, GREEDY, length, NOTHING, length=length - 1) for slot in range(rows)],
+                admits=[
+                    Admit(slot, sampling, length, NOTHING, length=length - 1)
+                    for slot, length in enumerate(lengths)
+                ],
                 slots=slots,
                 counts=ones,
                 samples=ones.astype(np.uint8),
                 token_ids=ones,
                 page_slots=np.repeat(slots, pages),
-                page_rows=np.tile(np.arange(pages, dtype=np.int32), rows),
+                page_rows=np.concatenate([np.arange(count, dtype=np.int32) for count in pages]),
                 page_ids=ids,
             )
         ).result()
 
-    def decode(self, rows: int, length: int, steps: int) -> float:
+    def decode(self, rows: int, steps: int) -> float:
         """Seconds of a step, each launched before the result of the one before was read; the median of the
         later half."""
         slots, ones, times = np.arange(rows, dtype=np.int32), np.ones(rows, np.int32), []
@@ -216,35 +246,29 @@ class Model:
             before.result()
         return median(np.diff(times[steps // 2 :]).tolist())
 
-    def prefill(self, tokens: int, times: int) -> float:
-        """Seconds from launch to result, the median."""
+    def prefill(self, tokens: int, times: int, decodes: int = 0) -> float:
+        """Seconds from launch to result of a prompt, the median; in a step with the first `decodes`
+        sequences, whose slots the prompt's follows."""
         pages = -(-tokens // PAGE)
-        one, found = np.ones(1, np.int32), []
+        counts, found = np.array([1] * decodes + [tokens], np.int32), []
         for _ in range(times):
             begin = perf_counter()
             self.launch(
                 StepPlan(
                     step=self.next_step(),
-                    num_decodes=0,
-                    admits=[Admit(0, GREEDY, tokens, NOTHING)],
-                    slots=0 * one,
-                    counts=one * tokens,
-                    samples=one.astype(np.uint8),
+                    num_decodes=decodes,
+                    admits=[Admit(decodes, GREEDY, tokens, NOTHING)],
+                    slots=np.arange(decodes + 1, dtype=np.int32),
+                    counts=counts,
+                    samples=np.ones(decodes + 1, np.uint8),
                     token_ids=np.arange(tokens, dtype=np.int32) % 200,
-                    page_slots=np.zeros(pages, np.int32),
+                    page_slots=np.full(pages, decodes, np.int32),
                     page_rows=np.arange(pages, dtype=np.int32),
                     page_ids=np.arange(pages, dtype=np.int32) + 1,
                 )
             ).result()
             found.append(perf_counter() - begin)
         return median(found)
-
-    def prefill_flops(self, tokens: int) -> float:
-        """Operations of a prompt: products with weights, and causal attention."""
-        attention = (
-            2.0 * tokens * tokens * self.config.num_heads * self.config.head_dim * self.config.num_layers
-        )
-        return 2.0 * self.products * tokens + attention
 
     def launch(self, plan: StepPlan) -> Pending:
         """Launches a step."""

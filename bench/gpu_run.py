@@ -25,6 +25,8 @@ from bench.record import results_folder
 
 PART_S = 540.0
 FILE = "gpu.jsonl"
+# tests of whole engines, which take the GPU where there is one
+ENGINES = "exact recovery draft_models speculation adapters host_tier hybrid images windows drafts"
 PROCESSES = 16  # that compile and run kernels' tests beside each other
 
 
@@ -58,17 +60,22 @@ def parts() -> dict[str, list[Section]]:
     devices = "test_conformance test_attention_conformance test_schemes".split()
     kernels = " ".join(["tests/devices/cuda", *(f"tests/devices/{name}.py" for name in devices)])
     chosen = "-m", "not ascend", "-k", "not cpu and not npu and not interpreter"
+    engines = " ".join(f"tests/e2e/test_{name}.py" for name in ENGINES.split())
+    unfit = "ranks parallel two travel xgrammar outlines"  # of several GPUs, or packages that may be missing
+    one_card = " and ".join(f"not {word}" for word in unfit.split())
     return {
         "A": [
             tests("kernels are right", kernels, 30, 200, *chosen, *spread()),
             tests("ranks are right", "tests/cuda --durations=5", 20, 120, "-m", "cuda"),
-            Section("kernels", ("bench.gpu", "--only", "attention", "rows", "sampling"), 20, 100),
-            Section("whole steps", ("bench.gpu", "--only", "shapes"), 40, 150),
+            tests("engines are right", engines, 20, 120, "-k", one_card, *spread()),
+            Section("kernels", ("bench.gpu",), 20, 100),
+            Section("whole steps", ("bench.gpu_steps",), 40, 200),
         ],
         "B": [
             Section("idle", ("bench.gpu_idle",), 30, 90),
-            Section("http", ("bench.gpu", "--only", "http"), 60, 200),
-            Section("products and experts", ("bench.gpu_gemm",), 30, 250),
+            Section("http", ("bench.gpu_serve",), 60, 200),
+            Section("products and experts", ("bench.gpu_gemm",), 30, 200),
+            Section("tuning", ("bench.gpu_tuning",), 30, 100),
         ],
         "C": [Section("torch.compile", ("bench.gpu_compiled",), 60, 540)],
     }

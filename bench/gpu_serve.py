@@ -1,9 +1,19 @@
 """The server on a GPU: seconds to the first token of a model with Llama-3.1-8B's shape from files, and
-streams over HTTP compared with one rank without the server."""
+streams over HTTP compared with one rank without the server.
 
+    python -m bench.gpu_serve                            # on a GPU; two minutes, to gpu.jsonl
+    python -m bench.gpu_serve --folder FOLDER            # the checkpoint of 16 GB is written there, and stays
+    python -m bench.gpu_serve --folder FOLDER --write    # writes it and does no more
+    python -m bench.gpu_serve --dry                      # every line, tiny, without a GPU
+"""
+
+import argparse
 import http.client
 import json
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +23,11 @@ from safetensors.torch import save_file
 import runtime.pocket
 from bench import load
 from bench.gpu_model import Model, folder_of, pages_for
-from bench.serve import server
+from bench.lines import Figures, Lines
+from bench.record import results_folder
+from bench.serve import get, server
+from bench.shapes import SHAPES
+from runtime.devices.cuda.interpret import use_interpreter
 from runtime.models.config.model_config import ModelConfig, read_config
 
 STREAMS = (1, 16, 64, 256)
@@ -108,26 +122,54 @@ def alone(folder: Path, *, is_dry: bool) -> dict[int, float]:
     found = {}
     for rows in (2,) if is_dry else STREAMS:
         model.capture(rows)
-        model.begin(rows, length, steps)
-        found[rows] = rows / model.decode(rows, length, steps)
+        model.begin([length] * rows, steps)
+        found[rows] = rows / model.decode(rows, steps)
     model.close()
     return found
 
 
-def measure(found: dict[str, Any], *, is_dry: bool) -> dict[str, Any]:
+@contextmanager
+def checkpoint(folder: Path | None, *, is_dry: bool) -> Iterator[Path]:
+    """A folder with the checkpoint, which is written where it is not there yet; None: a temporary one."""
+    if folder is None:
+        with folder_of("llama-3.1-8b", is_dry=is_dry) as temporary:
+            write_llama(temporary, read_config(temporary))
+            yield temporary
+        return
+    if not (folder / "model-rest.safetensors").exists():  # the last file of it
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(SHAPES["llama-3.1-8b"]))
+        write_llama(folder, read_config(folder))
+    yield folder
+
+
+def start_phases(port: int) -> dict[str, float]:
+    """Seconds of each phase of the first rank's start."""
+    replica = json.loads(get(port, "/server_info")[1])
+    return {name: round(seconds, 2) for name, seconds in _find(replica, "phases_s").items()}
+
+
+def _find(value: Any, name: str) -> Any:
+    """The first value of that name in nested JSON, an empty dictionary where there is none."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(value, dict) and name in value:
+        return value[name]
+    return next((found for one in inner if (found := _find(one, name))), {})
+
+
+def measure(found: dict[str, Any], folder: Path | None = None, *, is_dry: bool) -> dict[str, Any]:
     """Adds the start to `found`, then streams by their number."""
     device = (
         ["--device", "cpu", "--dtype", "float32"]
         if is_dry
         else ["--device", "cuda", "--cuda-graph-bs", *map(str, STREAMS), "--max-running-requests", "256"]
     )
-    with folder_of("llama-3.1-8b", is_dry=is_dry) as folder:
-        write_llama(folder, read_config(folder))
-        engine = alone(folder, is_dry=is_dry)
+    with checkpoint(folder, is_dry=is_dry) as path:
+        engine = alone(path, is_dry=is_dry)
         begin = time.perf_counter()
         with server(
             "--model-path",
-            str(folder),
+            str(path),
             "--tokenizer-path",
             str(Path(runtime.pocket.__file__).parent),
             "--served-model-name",
@@ -140,6 +182,7 @@ def measure(found: dict[str, Any], *, is_dry: bool) -> dict[str, Any]:
         ) as (port, pid, ready_s):
             first_token(port)
             found["ready_s"] = round(ready_s, 2)
+            found["phases_s"] = start_phases(port)
             found["first_token_s"] = round(time.perf_counter() - begin, 2)
             time.sleep(0 if is_dry else 10)  # captures take place while nothing is to do
             for streams, own in engine.items():
@@ -156,3 +199,28 @@ def measure(found: dict[str, Any], *, is_dry: bool) -> dict[str, Any]:
                     "of_engine": round(run.tokens / run.wall_s / own, 3),
                 }
     return found
+
+
+def main() -> int:
+    """Measures the server. Returns 0."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    if args.dry:
+        use_interpreter()
+    if args.write:
+        with checkpoint(args.folder, is_dry=args.dry):
+            return 0
+    if not args.dry and not torch.cuda.is_available():
+        raise SystemExit("there is no GPU; use --dry")
+    lines = Lines(None if args.dry else results_folder() / "gpu.jsonl")
+    measure(Figures("http", lines), args.folder, is_dry=args.dry)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -33,6 +33,23 @@ _DEEPSEEK_V3: dict[str, Any] = {
     "topk_method": "noaux_tc",
 }
 
+_QWEN3_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000.0,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
         "architectures": ["LlamaForCausalLM"],
@@ -83,22 +100,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 40960,
         "rope_theta": 1000000.0,
     },
-    "qwen3-30b-a3b-4-layers": {  # four of its 48, which a small machine holds
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rope_theta": 1000000.0,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": True,
-    },
+    "qwen3-30b-a3b": _QWEN3_30B_A3B,
+    "qwen3-30b-a3b-4-layers": _QWEN3_30B_A3B | {"num_hidden_layers": 4},  # which a small machine holds
     "qwen3-235b-a22b": {
         "architectures": ["Qwen3MoeForCausalLM"],
         "hidden_size": 4096,
@@ -116,6 +119,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "deepseek-r1": _DEEPSEEK_V3,
+    "deepseek-v3-6-layers": _DEEPSEEK_V3  # three of them with experts; as published, in 8 bits
+    | {
+        "num_hidden_layers": 6,
+        "quantization_config": {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+        },
+    },
     "deepseek-v3.2": _DEEPSEEK_V3,  # its indexer is not in these shapes
 }
 

@@ -2,7 +2,8 @@
 
     python -m bench.speculation_costs [--rounds 20] [--batches 1 8 32 64] [--devices loop null cpu]
 
-    loop  plan and apply of a scheduler alone, CPU time of its thread; answers are of 200 random tokens
+    loop  plan and apply of a scheduler alone, CPU time of its thread; answers are of 200 random tokens, and
+          steps are said to take 20 µs
     null  no model: tokens cost the event loop alone. Answers are letters of which none comes twice, and past
           texts are made those of another namespace before each turn, so that nothing is found
     cpu   pocket in float32 with one thread, sampled at a temperature at which letters follow no text: ends of
@@ -99,7 +100,7 @@ def planned(it: Scheduler, batch: int, random: Random, tokens: int = 200) -> tup
         rows = np.array([random.randrange(5000) for _ in range(np.count_nonzero(plan.samples))], np.int32)
         counts = np.ones(len(rows), np.int32) if plan.num_verifies else None
         floats = (NO_FLOATS, NO_FLOATS, NO_FLOATS)
-        result = StepResult(plan.step, rows, -1, *floats, [], 0.01, num_tokens=counts)
+        result = StepResult(plan.step, rows, -1, *floats, [], 20e-6, num_tokens=counts)
         begin = time.thread_time()
         it.apply(result)
         used += time.thread_time() - begin

@@ -52,6 +52,7 @@ from runtime.settings import buckets
 from runtime.shutdown import Deadline
 from runtime.start import prepare
 from runtime.transfer.halves import open_halves
+from runtime.transfer.open_encoders import EncoderServer
 
 STOPPING = "the server is stopping; try again later"
 
@@ -62,6 +63,7 @@ class Core:
 
     tenant = DEFAULT_TENANT
     failure: RuntimeFault | None = None  # why it ended, unless it was stopped
+    encoders: EncoderServer | None = None  # with --encoder-only, when the ranks are ready
     _state: State = "loading"
 
     def __init__(self, plan: Plan, processes: RankProcesses | None = None) -> None:
@@ -148,6 +150,8 @@ class Core:
             self._router.fail_all(Unavailable(STOPPING))
             with anyio.CancelScope(shield=True):
                 await self.replicas.stop(self.deadline.remaining_s())
+                if self._halves is not None:
+                    self._halves.close()
                 if self._nodes is not None:
                     self._nodes.close(is_failure=self.failure is not None)
                 await anyio.to_thread.run_sync(self._logs.close, self.deadline.remaining_s())
@@ -192,11 +196,15 @@ class Core:
             if self._halves is not None:
                 await self._halves.start(tasks)
             await self.replicas.start(tasks)
+            if self.plan.disaggregation.encoder_only:
+                self.encoders = EncoderServer(self.plan, self.model, self.replicas.encode)
+                await self.encoders.start(tasks)
             if self.plan.observe.enable_expert_distribution_metrics:
                 tasks.start_soon(self.control.experts.run, lambda: self.replicas.num_steps)
             for balancer in self.control.balancers:
                 tasks.start_soon(balancer.run)
-            await warmup.run(self._warmups, self._router.submit, self.card.limits, self._progress)
+            warmups = self._warmups if self.encoders is None else []
+            await warmup.run(warmups, self._router.submit, self.card.limits, self._progress)
             self._progress.end()
             if self._state == "loading":
                 self._state = "ready"

@@ -4,9 +4,8 @@ import msgspec
 from msgspec import structs
 
 from runtime.media.settings import DecodeLimits, MediaSettings
-from runtime.messages.media import MediaKind
+from runtime.messages.media import MediaKind, SoundLimits
 from runtime.options.plan import Plan
-from runtime.text.media_prompts import SoundLimits
 
 
 def media_settings(plan: Plan, sounds: SoundLimits | None) -> MediaSettings:
@@ -17,7 +16,8 @@ def media_settings(plan: Plan, sounds: SoundLimits | None) -> MediaSettings:
     limits = msgspec.convert(multimodal.limit_mm_data_per_request or {}, dict[MediaKind, int])
     decode = msgspec.convert(video, DecodeLimits)
     if sounds is not None:
-        decode = structs.replace(decode, sound_rate=sounds.rate, max_audio_s=sounds.max_s)
+        longest_s = decode.max_audio_s if sounds.is_cut else sounds.max_s
+        decode = structs.replace(decode, sound_rate=sounds.rate, max_audio_s=longest_s)
     return MediaSettings(
         timeout_s=multimodal.mm_per_request_timeout,
         max_fetches=multimodal.mm_max_concurrent_calls,

@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from runtime.errors import InvalidRequest
 from runtime.json_value import Fields
-from runtime.messages.media import MediaSource
+from runtime.messages.media import Media, MediaSource, TranscriptionFacts
 from runtime.messages.memory import Part
 from runtime.messages.ranks import ExpertCounts, ExpertCountsAction, Profile
 from runtime.messages.requests import GenerateRequest, Prompt, Sink
@@ -77,6 +77,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     weight_version: str = "default"  # the operator's name of the weights
     storage: str | None = None  # the backend of the storage tier; None: there is none
     adapters: Mapping[str, AdapterCard] = {}  # loaded adapters by name; changes as they come and go
+    transcription: TranscriptionFacts | None = None  # None: the model transcribes nothing
     has_cache_report: bool = False  # `usage` reports the tiers that cached tokens came from
 
     @property
@@ -222,6 +223,10 @@ class Controls(Protocol):
 
     async def tokenize(self, prompt: Prompt, media: Sequence[MediaSource] = ()) -> list[int]:
         """The token ids of a prompt with these images, videos and sounds. Raises InvalidRequest."""
+        ...
+
+    async def load_media(self, sources: Sequence[MediaSource]) -> list[Media]:
+        """Files as the model takes them. Raises InvalidRequest, which names the file."""
         ...
 
     def abort(self, prefix: str, tenant: Tenant = DEFAULT_TENANT) -> int:

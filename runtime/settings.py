@@ -27,6 +27,7 @@ from runtime.metrics.table import Buckets
 from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.media_config import sees_whole_images
 from runtime.models.config.model_config import ModelConfig, read_config
+from runtime.models.config.whisper_config import WhisperEncoder
 from runtime.nodes.addresses import node_environment
 from runtime.options.captures import compiled, graph_sizes, piecewise_sizes
 from runtime.options.facts import device_facts
@@ -61,7 +62,7 @@ def start_rank(
         model_path=plan.model.model_path,
         dtype=plan.precision.dtype,
         load_format=plan.model.load_format,
-        **plan.parallel.of_ranks(replica),
+        **plan.parallel.of_ranks(replica, has_group_heads=plan.has_group_heads),
         prompt_split=plan.prompt_split,
         steps_in_flight=plan.steps_in_flight,
         replicates_dense=plan.replicates_dense,
@@ -213,13 +214,13 @@ def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
     if plan.model.skip_tokenizer_init:
         vocabulary: Vocabulary = IdsOnly(model.vocab_size)
     else:
-        vocabulary = Vocabulary.load(Path(plan.model.tokenizer_path), model.vocab_size)
+        padded = 0 if model.dual is None else model.dual.padded
+        vocabulary = Vocabulary.load(Path(plan.model.tokenizer_path), model.vocab_size, padded)
     templates = chat_templates(vocabulary, plan.api.chat_template, plan.api.hf_chat_template_name)
     infill_format = find_format(
         plan.api.completion_template, lambda token: vocabulary.token_id(token) is not None
     )
-    encode = partial(vocabulary.encode, add_special=False)
-    media = open_processor(Path(plan.model.model_path), model.media, encode)
+    media = open_processor(Path(plan.model.model_path), model.media, vocabulary)
     return TextSetup(vocabulary, templates, infill_format, answer_formats(plan, vocabulary.files), media)
 
 
@@ -305,7 +306,11 @@ def scheduler_config(
         keeps_images_whole=sees_whole_images(model.media),
         lora_slots=lora_slots(plan),
         cache=CacheConfig(
-            shares=not (plan.memory.disable_radix_cache or model.needs_whole_texts),
+            shares=not (
+                plan.memory.disable_radix_cache
+                or model.needs_whole_texts
+                or isinstance(model.media, WhisperEncoder)
+            ),
             eviction=plan.memory.radix_eviction_policy,
             window=WindowConfig(
                 num_pages=num_window_pages,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.actors.events import require_zmq
 from runtime.admin import warmup
@@ -35,7 +35,10 @@ from runtime.scheduling.expert_location import places_at_start
 from runtime.service import ModelCard
 from runtime.settings import TextSetup, cache_scales, model_card, model_config, open_text
 from runtime.storage.settings import backend_settings
+from runtime.text.open_media import open_transcription
+from runtime.transfer.engines import check_backend
 from runtime.transfer.key import read_key
+from runtime.transfer.open_encoders import check_encoders
 
 # classes of models whose layers join the tokens of attention groups
 GROUPED = (LLAMA, "runtime.models.deepseek:DeepSeek", "runtime.models.deepseek_sparse:SparseDeepSeek")
@@ -66,7 +69,11 @@ def prepare(plan: Plan, begin: Callable[[ModelConfig], None] | None = None) -> P
     if begin is not None:
         begin(model)
     text = open_text(plan, model)
-    return Prepared(model, text, model_card(plan, model, text.formats), warmups)
+    card = structs.replace(
+        model_card(plan, model, text.formats),
+        transcription=open_transcription(Path(plan.model.model_path), text.media),
+    )
+    return Prepared(model, text, card, warmups)
 
 
 def prepare_ranks(plan: Plan) -> ModelConfig:
@@ -80,6 +87,7 @@ def prepare_ranks(plan: Plan) -> ModelConfig:
     check_host_tier(plan, model)
     check_machine(plan)
     check_nodes(plan)
+    check_encoders(plan, model)
     check_groups(plan, model)
     check_scattered(plan, model)
     return model
@@ -92,6 +100,9 @@ def check_nodes(plan: Plan) -> None:
         read_secret(plan.parallel.dist_secret_file)
     if plan.disaggregation.disaggregation_mode != "null":
         read_key(plan.disaggregation.disaggregation_key_file)
+        check_backend(
+            plan.disaggregation.disaggregation_transfer_backend, plan.disaggregation.disaggregation_ib_device
+        )
 
 
 def check_groups(plan: Plan, model: ModelConfig) -> None:

@@ -7,12 +7,15 @@ remembers for ranks that start later.
 from collections.abc import Sequence
 from itertools import count
 
+import numpy as np
+
 from runtime.actors.ranks import Ranks
 from runtime.actors.supervisor import Supervisor
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ExpertPlaces, MoveExperts, Placement, ReadExperts
 from runtime.messages.lora import LoadAdapter
+from runtime.messages.media import EncodeRows, MediaValues
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights, in_order
 from runtime.messages.ranks import CountExperts, ExpertCounts, ExpertCountsAction, PrepareGrammar, Profile
 
@@ -25,6 +28,7 @@ Command = (
     | MoveExperts
     | ChangeMemory
     | UpdateWeights
+    | EncodeRows
 )
 
 
@@ -77,6 +81,15 @@ class RankCommands:
         """What rank 0 has counted."""
         command = CountExperts(next(self._ids), action, folder)
         return (await self._submit(command).counts.wait(command.id))[0]
+
+    async def encode(self, media: MediaValues) -> np.ndarray:
+        """The rows of a file, float32 [rows, width]. Raises InvalidRequest for an input that the encoder does
+        not take."""
+        command = EncodeRows(id=next(self._ids), media=media)
+        reply = (await self._submit(command).encoded.wait(command.id))[0]
+        if reply.error or not reply.num_rows:
+            raise InvalidRequest(f"an input of shape {media.shape} can't be encoded ({reply.error})")
+        return reply.rows.reshape(reply.num_rows, -1)
 
     async def place_experts(self, layers: dict[int, Placement]) -> None:
         """Moves experts of some layers, of these ranks and of those that start later. Steps go on while the

@@ -12,6 +12,7 @@ from runtime.errors import RankDied, RingError, RuntimeFault
 from runtime.messages.codec import Bytes, Wire
 from runtime.messages.experts import ExpertsPlaced
 from runtime.messages.lora import AdapterLoaded
+from runtime.messages.media import RowsEncoded
 from runtime.messages.memory import MemoryReport
 from runtime.messages.ranks import (
     Captured,
@@ -39,6 +40,7 @@ class Replies:
         self.counts = RankReplies[ExpertCounts](1)
         self.placed = RankReplies[ExpertsPlaced](num_ranks)
         self.memory_reports = RankReplies[MemoryReport](num_ranks)
+        self.encoded = RankReplies[RowsEncoded](1)
 
     def end(self) -> None:
         """A rank has ended."""
@@ -47,6 +49,7 @@ class Replies:
         self.counts.end()
         self.placed.end()
         self.memory_reports.end()
+        self.encoded.end()
 
 
 class Process(Protocol):
@@ -105,6 +108,8 @@ class Rank:
                 replies.counts.add(counts)
             case MemoryReport() as report:
                 replies.memory_reports.add(report)
+            case RowsEncoded() as encoded:
+                replies.encoded.add(encoded)
             case StandingBy():
                 self.is_standing_by = True
             case LoadProgress() as progress:

@@ -147,6 +147,7 @@ class Replica:
                     scheduler,
                     supervisor.open_hosts(),
                     supervisor.open_host_states(),
+                    (supervisor.setup.host_fds, supervisor.setup.state_fds),
                     self._halves,
                     self._signal.set,
                 )

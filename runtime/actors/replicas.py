@@ -5,6 +5,7 @@ from functools import partial
 from math import inf
 
 import anyio
+import numpy as np
 from anyio.abc import TaskGroup
 
 from runtime import log
@@ -17,6 +18,7 @@ from runtime.actors.replica import Replica
 from runtime.errors import RankDied
 from runtime.messages.constraint import Grammar
 from runtime.messages.lora import AdapterSetup, LoadAdapter
+from runtime.messages.media import MediaValues
 from runtime.messages.ranks import LoadProgress
 from runtime.messages.scheduler import ToDetokenizer
 from runtime.metrics import Metrics
@@ -53,6 +55,7 @@ class Replicas:
         self._metrics = metrics
         self.halves = halves
         self._replicas: list[Replica] = []
+        self._turn = 0  # of the replicas that encode
         groups = plan.parallel.attention_groups
         for index, inbox in enumerate(dispatcher.inboxes):
             replica = Replica(
@@ -139,6 +142,11 @@ class Replicas:
     async def load_adapter(self, load: LoadAdapter) -> None:
         """Loads an adapter on all ranks. Raises InvalidRequest, Unavailable."""
         await call_all([partial(replica.commands.load_adapter, load) for replica in self.owners])
+
+    async def encode(self, media: MediaValues) -> np.ndarray:
+        """The rows of a file, of the replicas in turns. See RankCommands.encode."""
+        self._turn += 1
+        return await self.owners[self._turn % len(self.owners)].commands.encode(media)
 
     async def prepare_grammar(self, grammar: Grammar | None) -> None:
         """Announces a grammar to all ranks (None: any grammar), and returns when they have compiled it."""

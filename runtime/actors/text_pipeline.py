@@ -16,11 +16,12 @@ from runtime.actors.detokenizer import DetokenizerActor
 from runtime.actors.grammars import Grammars
 from runtime.actors.open_requests import OpenRequests
 from runtime.actors.tokenizer import TokenizerActor
+from runtime.errors import InvalidRequest
 from runtime.freed_memory import return_freed_memory
 from runtime.media.loader import MediaLoader
 from runtime.media_settings import media_settings
 from runtime.messages.constraint import Grammar
-from runtime.messages.media import MediaSource
+from runtime.messages.media import Media, MediaSource
 from runtime.messages.requests import GenerateRequest, Prompt
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import Abort, Arrive, Stopped, ToDetokenizer
@@ -29,6 +30,7 @@ from runtime.options.plan import Plan
 from runtime.service import TokenizerInfo
 from runtime.settings import TextSetup, grammar_setup, random_seeds
 from runtime.text.media_prompts import MediaPrompts
+from runtime.transfer.open_encoders import open_encoders
 
 
 class TextPipeline:
@@ -53,6 +55,7 @@ class TextPipeline:
         what compiles any)."""
         setup = grammar_setup(plan, model)
         self._grammars = None if setup is None else Grammars(setup, plan.api.grammar_timeout, prepare_grammar)
+        self._encoders = encoders = open_encoders(plan, model)  # on other servers
         self._requests = requests
         self._step_tokens = step_tokens
         self._vocabulary = text.vocabulary
@@ -63,7 +66,9 @@ class TextPipeline:
             else MediaLoader(media_settings(plan, text.media.sounds), environment(1))
         )
         self.media = (
-            None if text.media is None or self._loader is None else MediaPrompts(text.media, self._loader)
+            None
+            if text.media is None or self._loader is None
+            else MediaPrompts(text.media, self._loader, pools=model.dual is not None)
         )
         self._tokenizer = TokenizerActor(
             text.vocabulary,
@@ -78,6 +83,7 @@ class TextPipeline:
             infill_format=text.infill_format,
             eos_ids=model.eos_ids,
             media=self.media,
+            encode=None if encoders is None else encoders.encode,
             check_grammar=None if self._grammars is None else self._grammars.check,
         )
         self._detokenizer = DetokenizerActor(text.vocabulary, open_requests, step_tokens, send)
@@ -93,6 +99,8 @@ class TextPipeline:
             if self._loader is not None:
                 with anyio.CancelScope(shield=True):
                     await self._loader.aclose()
+            if self._encoders is not None:
+                self._encoders.close()
 
     async def _finish_start(self) -> None:
         """Keeps the texts of the tokens for the next start, and returns what reading the tokenizer has freed.
@@ -120,6 +128,12 @@ class TextPipeline:
         loaded = await self.media.loader.load(media)
         ids, _ = await anyio.to_thread.run_sync(self.media.expand, ids, loaded)
         return ids
+
+    async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
+        """Files as the model takes them. Raises RequestError."""
+        if self.media is None:
+            raise InvalidRequest("this server takes text alone; leave files out", param=sources[0].param)
+        return await self.media.loader.load(sources)
 
     def decode(self, token_ids: list[int], *, skip_special: bool = False) -> str:
         """The text of tokens."""

@@ -63,6 +63,8 @@ def random_seed() -> int:
 
 
 CheckGrammar = Callable[[Grammar], Awaitable[None]]  # raises RequestError
+# the same files with the rows of their encodings as values; raises RequestError
+EncodeMedia = Callable[[Sequence[MediaInput]], Awaitable[tuple[MediaInput, ...]]]
 
 
 class TokenizerActor:
@@ -88,10 +90,11 @@ class TokenizerActor:
         check_grammar: CheckGrammar | None = None,
         eos_ids: tuple[int, ...] = (),
         media: MediaPrompts | None = None,
+        encode: EncodeMedia | None = None,
     ) -> None:
         """`check_grammar` None: there are no structured outputs here; `media` None: the model takes text
-        alone."""
-        self._media = media
+        alone; `encode`: has other servers encode files, None: the ranks do."""
+        self._media, self._encode_media = media, encode
         self._vocabulary = vocabulary
         self._templates = templates
         self._open_requests = open_requests
@@ -130,12 +133,15 @@ class TokenizerActor:
         except RequestError as error:
             self._settle(request, error)
             return
-        self._settle(
-            request,
-            await run_sync(
-                giving_way, self._try, request, seed, media, limiter=self._threads, abandon_on_cancel=True
-            ),
+        outcome = await run_sync(
+            giving_way, self._try, request, seed, media, limiter=self._threads, abandon_on_cancel=True
         )
+        if self._encode_media is not None and isinstance(outcome, Request) and outcome.media:
+            try:
+                outcome = structs.replace(outcome, media=await self._encode_media(outcome.media))
+            except RequestError as error:
+                outcome = error
+        self._settle(request, outcome)
 
     def _settle(self, request: GenerateRequest, outcome: Request | RequestError) -> None:
         if not self._open_requests.awaits(request.id, request):
@@ -235,7 +241,7 @@ class TokenizerActor:
             ids = self._encode(prompt) if before is None else self._continue(prompt, before)
             prompt_ids = cut(ids, self._limits)
         inputs: tuple[MediaInput, ...] = ()
-        if self._media is not None and media:
+        if self._media is not None and (media or self._media.is_attended):
             prompt_ids, inputs = self._media.expand(prompt_ids, media)
         check(request.params, prompt_ids, self._limits)
         params, longest = fit(request.params, len(prompt_ids), self._limits), self._limits.longest

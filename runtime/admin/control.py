@@ -60,6 +60,7 @@ class Control:
         self._commands = commands
         self._router = router
         self._text = text
+        self.load_media = text.load
         self._metrics = metrics
         self._profiling = Profiling(replicas)
 

@@ -57,6 +57,7 @@ class Intake:
         """`pooling`: how the model pools; None: it generates text. `halves`: with --disaggregation-mode.
         `num_running` gives the number of running requests of all tenants."""
         self._max_queued = plan.schedule.max_queued_requests
+        self._encodes_alone = plan.disaggregation.encoder_only
         self._num_replicas = plan.parallel.data_parallel_size
         self._num_running = num_running
         self._refuses_priorities = plan.schedule.abort_on_priority_when_disabled and not has_priorities(plan)
@@ -85,6 +86,11 @@ class Intake:
                 f"there is no replica {request.replica}; this server has {self._num_replicas}, from 0 "
                 "(--data-parallel-size)",
                 param="data_parallel_rank",
+            )
+        if self._encodes_alone:
+            raise InvalidRequest(
+                "this server encodes files for others (--encoder-only); send requests to a server with "
+                "--language-only"
             )
         check_task(request, self._pooling)
         if request.transfer is not None:

@@ -320,7 +320,7 @@ def _optional_rows(plan: Plan, rank: Footprint) -> list[tuple[str, int, str]]:
         rows.append(("draft model", rank.draft_weights_bytes, about))
     if rank.encodings_bytes:
         rows.append(
-            ("images", rank.encodings_bytes, "encoded ones that are kept; the encoder is in the weights")
+            ("media", rank.encodings_bytes, "encoded ones that are kept; the encoder is in the weights")
         )
     if rank.adapters_bytes:
         rows.append(("adapters", rank.adapters_bytes, f"{plan.lora.max_loras_per_batch} LoRA slots"))

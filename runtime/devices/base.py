@@ -24,17 +24,20 @@ from runtime.devices.all_to_all import AllToAllModes
 from runtime.devices.attention_ranks import AttentionRanks
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
+from runtime.devices.cross_batch import CrossBatch
 from runtime.devices.decoder_spec import ForwardPrograms
 from runtime.devices.experts import Experts
 from runtime.devices.facts import DeviceFacts
 from runtime.devices.host_memory import HostPages
+from runtime.devices.kernel_compiler import KernelCompiler
 from runtime.devices.lora import LoraOps
 from runtime.devices.mla_prologs import MlaPrologs
 from runtime.devices.operands import FusedOps, LogitsOps, Quantized
 from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, PackedWeight, RowQuantizer
 from runtime.devices.page_copies import PageCopier, PageLoads
-from runtime.devices.recurrent import RecurrentKernels
+from runtime.devices.recurrent import RecurrentKernels, StateSteps
 from runtime.devices.sampling_inputs import SamplingInputs
+from runtime.devices.sparse_latents import SparseLatentOps
 from runtime.devices.stages import StageLinks
 from runtime.devices.state_rows import StateRows
 from runtime.devices.streams import Streams
@@ -72,7 +75,7 @@ class ForwardBatch:
     # for each pool int64 [T], where the token's key and value are stored: page id * page_size + offset
     locations: "tuple[Tensor, ...]"
     # for each layer keys and values, or latents and rotary parts: [pages of its pool * page_size, K, D]
-    kv: "list[tuple[Tensor, Tensor]]"
+    kv: "list[tuple[Tensor, ...]]"
     attention: AttentionPlan | None  # of Ops.plan_attention; None: the layers have no attention to plan
     types: "Tensor | None" = None  # int64 [T], the segment of each token, for encoders
     page_loads: PageLoads | None = None  # pages that this step loads from host memory
@@ -87,6 +90,7 @@ class ForwardBatch:
     part: "TokenPart | None" = None
     # the first tokens and the others, which are computed in turns (ranks/two_batches.py); None: all at once
     micro_batches: "tuple[ForwardBatch, ForwardBatch] | None" = None
+    cross: CrossBatch | None = None  # None: the model attends to no sounds
 
 
 class Ops(Protocol):
@@ -240,9 +244,7 @@ class Memory(Protocol):
         """Bytes of host memory that this rank's pages may take beside an unwritten cache of `cache_bytes`."""
         ...
 
-    def open_page_copier(
-        self, kv: "list[tuple[Tensor, Tensor]]", host: HostPages, page_size: int
-    ) -> PageCopier:
+    def open_page_copier(self, kv: "list[tuple[Tensor, ...]]", host: HostPages, page_size: int) -> PageCopier:
         """Copies between layers' caches and the parts of host pages, in the same order. Raises StartError."""
         ...
 
@@ -350,11 +352,14 @@ class Device:
     logits_ops: LogitsOps | None = None  # None: Ops and torch (layers/sampling/logits_ops.py)
     streams: Streams | None = None  # None: a call has been computed when it returns
     mla_prologs: MlaPrologs | None = None  # None: plain Ops
+    sparse_latents: SparseLatentOps | None = None  # None: torch, with DeviceFacts.gathers_rows
     programs: ForwardPrograms | None = None  # None: layers are computed one by one
+    compiler: KernelCompiler | None = None  # None: no kernel is compiled at its first launch
     kept_weights: KeptWeights | None = None  # None: weights are packed at every start
     ggml: GgmlWeights | None = None  # None: the types of GGUF files are dequantized while they are loaded
     row_quantizer: RowQuantizer | None = None  # None: torch quantizes weights while they are loaded
     recurrent: RecurrentKernels | None = None  # None: torch computes recurrent layers (layers/recurrent/)
+    state_steps: StateSteps | None = None  # None: torch moves the states of decode rows on
     stage: Stage = Stage()  # of the pipeline, that this rank is in
     links: StageLinks | None = None  # to the other stages; None: there is one stage
     attention: AttentionRanks | None = None  # None: all ranks share the heads of all tokens

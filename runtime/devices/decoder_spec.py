@@ -202,7 +202,7 @@ class ForwardProgram(Protocol):
 class ForwardPrograms(Protocol):
     """Forward passes that a device computes in one call, in place of a model's layers."""
 
-    def open(self, spec: DecoderSpec, kv: "list[tuple[Tensor, Tensor]]") -> ForwardProgram | None:
+    def open(self, spec: DecoderSpec, kv: "list[tuple[Tensor, ...]]") -> ForwardProgram | None:
         """The program of a decoder with keys and values of its layers with attention, in order; None: the
         layers have to compute it."""
         ...

@@ -15,8 +15,8 @@ class Experts(Protocol):
     """Routing, and the experts of a rank."""
 
     def route(self, logits: "Tensor", bias: "Tensor | None", routing: Routing) -> "tuple[Tensor, Tensor]":
-        """The `top_k` experts of each token: float32 logits [T, E] -> ids int64 [T, k] and weights float32
-        [T, k].
+        """The `top_k` experts of each token: float32 logits [T, E] -> ids, int64 or int32 [T, k], and
+        weights float32 [T, k].
 
         Scores are the softmax or sigmoid of the logits; other kinds are never asked for. Experts are chosen
         by score plus `bias` [E], among the `top_groups` groups of experts (equal parts of E, in order) with

@@ -23,6 +23,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     sampling_backends: tuple[str, ...]  # the preferred one first
     # sequences of the largest decode step worth capturing; 0: the device has no graphs
     graph_max_running: int
+    # steps with prompts are captured as piecewise graphs unless an option speaks against it
+    captures_prompts: bool = False
     # a captured step costs less than one that is launched one by one, however much of it is padding
     pads_graphs_freely: bool = False
     # memory of a rank that has imported its libraries and loaded nothing; files are left out, and what it
@@ -48,6 +50,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     # attention of its own kind can be computed in torch (layers/attention/gathered.py): to tokens that an
     # indexer chooses, and within chunks
     gathers_rows: bool = False
+    has_indexers: bool = False  # operators for attention to tokens that an indexer chooses
     has_tree_attention: bool = False  # attention to drafts that form trees
     offload_problem: str = ""  # why weights cannot be offloaded to host memory; empty: they can
     has_logits: bool = True  # False: tokens do not come from logits, so no grammar can constrain them

@@ -43,24 +43,18 @@ class Region(NamedTuple):
     size: int
 
 
-class HostPages:
-    """A mapping of one rank's host memory. It is unmapped when there are no references to it or to its
-    views."""
+class PageGeometry:
+    """Where pages and their parts lie in host memory."""
 
-    def __init__(self, fd: int, num_pages: int, part_bytes: tuple[int, ...], layout: str) -> None:
-        """`part_bytes`: bytes of each part of a page. The memory behind `fd` has its full size; `fd` may be
-        closed afterwards."""
-        assert layout in LAYOUTS, layout
+    def __init__(self, num_pages: int, part_bytes: tuple[int, ...], layout: str) -> None:
+        """`part_bytes`: bytes of each part of a page; `layout`: a row of LAYOUTS."""
         self.num_pages = num_pages
         self.part_bytes = part_bytes
         self.page_bytes = sum(part_bytes)
-        self._memory = mmap.mmap(fd, num_pages * self.page_bytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = np.frombuffer(self._memory, np.uint8)
-        self._regions = self._locate(LAYOUTS[layout](range(len(part_bytes))))
+        self.layout = layout
+        self.regions = self._locate(LAYOUTS[layout](range(len(part_bytes))))
         self._chunks: list[Region] = []  # contiguous parts joined
-        for index in map(self._regions.__getitem__, range(len(part_bytes))):
+        for index in map(self.regions.__getitem__, range(len(part_bytes))):
             last = self._chunks[-1] if self._chunks else None
             if last is not None and last.begin == index.begin and last.offset + last.size == index.offset:
                 self._chunks[-1] = last._replace(size=last.size + index.size)
@@ -77,6 +71,29 @@ class HostPages:
             begin += self.num_pages * sum(sizes)
         return regions
 
+    def spans(self, page: int) -> list[tuple[int, int]]:
+        """Offsets and sizes of a page's bytes, as few as the layout allows, in the order of its parts."""
+        assert 0 <= page < self.num_pages, page
+        return [(begin + page * stride + offset, size) for begin, stride, offset, size in self._chunks]
+
+
+class HostPages:
+    """A mapping of one rank's host memory. It is unmapped when there are no references to it or to its
+    views."""
+
+    def __init__(self, fd: int, num_pages: int, part_bytes: tuple[int, ...], layout: str) -> None:
+        """`part_bytes`: bytes of each part of a page. The memory behind `fd` has its full size; `fd` may be
+        closed afterwards."""
+        assert layout in LAYOUTS, layout
+        self.num_pages = num_pages
+        self.part_bytes = part_bytes
+        self.geometry = PageGeometry(num_pages, part_bytes, layout)
+        self.page_bytes = self.geometry.page_bytes
+        self._memory = mmap.mmap(fd, num_pages * self.page_bytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = np.frombuffer(self._memory, np.uint8)
+
     @property
     def address(self) -> int:
         """Address of the first byte."""
@@ -90,17 +107,15 @@ class HostPages:
     def part(self, index: int) -> np.ndarray:
         """One part of all pages: uint8 [num_pages, part_bytes[index]], rows contiguous, shared with the
         memory."""
-        begin, stride, offset, size = self._regions[index]
+        begin, stride, offset, size = self.geometry.regions[index]
         group = self._bytes[begin : begin + self.num_pages * stride].reshape(self.num_pages, stride)
         return group[:, offset : offset + size]
 
     def views(self, page: int) -> list[memoryview]:
         """The bytes of a page in as few contiguous views as the layout allows; joined they are the parts in
         order."""
-        assert 0 <= page < self.num_pages, page
         memory = memoryview(self._memory)
-        begins = [(begin + page * stride + offset, size) for begin, stride, offset, size in self._chunks]
-        return [memory[begin : begin + size] for begin, size in begins]
+        return [memory[begin : begin + size] for begin, size in self.geometry.spans(page)]
 
 
 def open_host(

@@ -96,8 +96,8 @@ class FusedOps(Protocol):
     ) -> "Tensor":
         """Everything between projection and attention: qkv [T, (H + 2 K) * D] -> queries [T, H, D].
 
-        Queries and keys go through rms_norm with `norm` (weight [H + K, D] and eps), then rotary. Keys and
-        values go through store_kv.
+        Queries and keys go through rms_norm with `norm` (weight [H + K, D], whose rows are equal for all
+        query heads, and for all key heads, and eps), then rotary. Keys and values go through store_kv.
         """
         ...
 

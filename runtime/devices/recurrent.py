@@ -61,3 +61,18 @@ class RecurrentKernels(Protocol):
     def open(self, spec: RecurrentSpec) -> RecurrentKernel | None:
         """The kernel of a layer whose weights are loaded; None: there is none for such a layer."""
         ...
+
+
+class StateSteps(Protocol):
+    """One token of each of R sequences: their states, found in place by `slots` (int64 [R]), move on. The
+    other tensors are float32; `state` may be of a 16-bit type."""
+
+    def scan(self, a: "Tensor", inputs: "tuple[Tensor, ...]", state: "Tensor", slots: "Tensor") -> "Tensor":
+        """a [H], x [R, H, P], step [R, H], b and c [R, G, N], state [slots, H, P, N] -> y [R, H, P]; see
+        layers/recurrent/mamba2.py."""
+        ...
+
+    def delta(self, inputs: "tuple[Tensor, ...]", state: "Tensor", slots: "Tensor") -> "Tensor":
+        """q and k [R, H, K], v [R, H, V], g [R, H, 1 or K], rate [R, H], state [slots, H, K, V] ->
+        [R, H, V]; see layers/recurrent/delta_rule.py."""
+        ...

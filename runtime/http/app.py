@@ -28,6 +28,7 @@ from runtime.http.exact_routes import ExactRoutes
 from runtime.http.fields.request_id import request_id, with_request_id
 from runtime.http.hosts import AllowedHosts
 from runtime.http.native.generate import generate
+from runtime.http.openai.audio import routes as audio
 from runtime.http.openai.stored_objects import StoredObjects
 from runtime.http.operation import Serve
 from runtime.http.request_cycle import EXTENSION
@@ -124,6 +125,7 @@ def _routes(service: Service, settings: HttpSettings) -> list[Route | WebSocketR
     bound.sort(key=lambda operation: operation.serve is None)
     return [
         *[operation.bind(service, settings) for operation in bound],
+        *audio.routes(service, settings),
         SharedProbe(service).route(),
         *console.routes(is_enabled=settings.has_console),
         *openapi.routes(),

@@ -9,6 +9,7 @@ from torch.nn.functional import gelu, relu, silu
 from runtime.devices.base import Device, Gate
 from runtime.layers.linear import Linear, Reduction
 from runtime.layers.weight import Layer, channel_shard, replicated_shard
+from runtime.layers.xielu import Xielu
 from runtime.models.config.block import Activation
 
 
@@ -114,7 +115,8 @@ class PlainFeedForward(Layer):
         bias: bool,
         reduction: Reduction,
     ) -> None:
-        self.activate = ACTIVATIONS[activation]
+        self.act_fn = Xielu(device, dtype) if activation == "xielu" else None
+        self.activate = ACTIVATIONS[activation] if self.act_fn is None else self.act_fn.forward
         own = channel_shard(inner, device.collectives, "intermediate_size")
         self.up = Linear(device, dtype, hidden, {"": own}, shard="column", bias=bias)
         self.down = Linear(device, dtype, own, {"": hidden}, shard="row", bias=bias, reduction=reduction)

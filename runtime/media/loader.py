@@ -70,6 +70,8 @@ class MediaLoader:
 
     async def _load(self, one: "_Load") -> Media:
         source, max_bytes = one.source, MAX_FILE_BYTES[one.source.kind]
+        if source.decoded is not None:
+            return source.decoded
         async with AsyncExitStack() as stack:
             if scheme_of(source.url) == "file":
                 file = await run_sync(open_local, source.url, source.param, self._settings.folder, max_bytes)

@@ -9,6 +9,23 @@ from msgspec import Struct
 from runtime.media_kind import MediaKind
 
 
+class SoundLimits(Struct, frozen=True, kw_only=True):
+    """Sounds that a model takes."""
+
+    rate: int  # samples a second
+    max_s: float  # seconds of the longest
+    is_cut: bool = False  # longer ones are cut into several requests
+
+
+class TranscriptionFacts(Struct, frozen=True, kw_only=True):
+    """How a model transcribes sounds."""
+
+    rate: int  # samples a second
+    longest_s: float  # seconds that it takes at once
+    suppressed: tuple[int, ...] = ()  # tokens that no text has
+    has_languages: bool = True  # it knows more than English
+
+
 class MediaSource(Struct, frozen=True, kw_only=True):
     """One image, video or sound as a client named it: by an address, or the file itself."""
 
@@ -17,6 +34,7 @@ class MediaSource(Struct, frozen=True, kw_only=True):
     url: str = ""  # data:, http:, https: or file:; "": `base64` or `data` is the file
     data: bytes = b""
     base64: str = ""  # the file in base64, as a client sent it; "": `url` or `data` names it
+    decoded: "Media | None" = None  # in place of all of these
 
 
 class Media(Struct, frozen=True, kw_only=True):
@@ -65,6 +83,22 @@ class Encode(Struct, frozen=True, kw_only=True, array_like=True, tag="encode"):
 
     dropped: list[int]
     media: list[MediaValues]
+
+
+class EncodeRows(Struct, frozen=True, kw_only=True, array_like=True, tag="encode_rows"):
+    """Encode a file for another server. RowsEncoded answers it, from the rank that reports."""
+
+    id: int
+    media: MediaValues
+
+
+class RowsEncoded(Struct, frozen=True, kw_only=True, array_like=True, tag="rows_encoded"):
+    """The answer to EncodeRows."""
+
+    id: int
+    rows: np.ndarray  # float32, flat; empty after an error
+    num_rows: int = 0
+    error: str = ""  # why there are none; empty: there are
 
 
 class MediaRows(Struct, frozen=True, array_like=True):

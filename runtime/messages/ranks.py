@@ -10,7 +10,7 @@ from runtime.messages.attention_layout import AttentionLayout
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.experts import ExpertPlaces, ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, AdapterSetup, LoadAdapter
-from runtime.messages.media import Encode
+from runtime.messages.media import Encode, EncodeRows, RowsEncoded
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, WeightOffload
 from runtime.messages.prompt_split import PromptSplit
 from runtime.messages.speculation import Speculation
@@ -69,7 +69,7 @@ class StepOverlap(Struct, frozen=True, array_like=True):
     shared_experts: bool = False  # while tokens travel to their routed experts
 
 
-Encoding = Literal["none", "whole", "shared"]
+Encoding = Literal["none", "whole", "shared", "alone", "elsewhere"]
 
 
 class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start"):
@@ -131,7 +131,8 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     config_overrides: JsonDict = {}  # --json-model-override-args
     has_wide_head: bool = False  # logits are computed in float32 for all dtypes
     # "whole": the model's encoder of images is loaded, if this runtime has it, and each rank encodes all
-    # images; "shared": a share of them; "none": it is not loaded
+    # images; "shared": a share of them; "none": it is not loaded; "alone": nothing else is loaded;
+    # "elsewhere": other servers encode, and what comes of them are rows
     encoding: Encoding = "whole"
     is_embedding: bool = False  # the model embeds instead of generating (models/config/tasks.py)
     pooling: str = "auto"  # how a model that does not generate pools hidden states (models/config/tasks.py)
@@ -253,6 +254,7 @@ RankCommand = (
     StepPlan
     | GroupSteps
     | Encode
+    | EncodeRows
     | Capture
     | Profile
     | PrepareGrammar
@@ -357,5 +359,6 @@ FromRank = (
     | ExpertCounts
     | ExpertsPlaced
     | MemoryReport
+    | RowsEncoded
     | StepResult
 )

@@ -77,6 +77,11 @@ class Speculation(Struct, frozen=True, kw_only=True, array_like=True):
         return self.algorithm != "NGRAM"
 
     @property
+    def ends_in_target(self) -> bool:
+        """Whether the draft model's logits may be of the target's head."""
+        return self.has_heads and self.algorithm != "EAGLE3"
+
+    @property
     def has_heads(self) -> bool:
         """Whether heads make the drafts, which continue the model's hidden states and share its embedding."""
         return self.is_own and self.algorithm != "STANDALONE"

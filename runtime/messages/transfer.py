@@ -4,6 +4,12 @@
     decode server ── Ask ─────────────────────────────────────────► prefill server
                   ◄── Found ── Pages, bytes ── Waiting ── Pages, bytes … ── End ──
                   ◄── Refused ──
+
+Where the decode server can read the other's memory (transfer/transports.py), no bytes follow:
+
+                  ◄── Found with Memory ── PagesAt ──
+                  ── Taken ──►
+                  ◄── Held ── PagesAt ──
 """
 
 from typing import Literal
@@ -52,12 +58,31 @@ class Ask(Struct, frozen=True, array_like=True, tag=True):
     first: int
     keys: bytes  # of these pages, KEY_BYTES each
     num_there: int = 0  # of them, the first ones: they are there already, and lack a state behind them
+    transport: str = "tcp"  # by which the asking server would read the other's memory; tcp: it does not
+
+
+class RankMemory(Struct, frozen=True, array_like=True):
+    """Host memory of a rank, in which another server reads (devices/host_memory.py)."""
+
+    num_pages: int
+    part_bytes: tuple[int, ...]
+    layout: str
+    address: int = 0  # of its first byte, where the transport reads by addresses
+
+
+class Memory(Struct, frozen=True, array_like=True):
+    """Host memory of a server, in which another one reads."""
+
+    name: bytes  # by which the transport finds the server; empty: descriptors of the memory follow
+    ranks: tuple[RankMemory, ...]  # that have parts of a page each, in the order of the parts
+    states: tuple[RankMemory, ...] = ()  # of states of recurrent layers, in the order of ranks
 
 
 class Found(Struct, frozen=True, array_like=True, tag=True):
-    """The room is there; its pages come in this layout."""
+    """The room is there; its pages come in this layout. They are read from `memory`; None: they are sent."""
 
     layout: PageLayout
+    memory: Memory | None = None
 
 
 class Pages(Struct, frozen=True, array_like=True, tag=True):
@@ -72,6 +97,32 @@ class State(Struct, frozen=True, array_like=True, tag=True):
     pages of the prompt, rank by rank; and behind these, Checksums. It comes behind all pages."""
 
     depth: int
+
+
+class PagesAt(Struct, frozen=True, array_like=True, tag=True):
+    """Pages lie at these places of Memory, and stay there until Taken."""
+
+    places: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of pages."""
+        return len(self.places)
+
+
+class StateAt(Struct, frozen=True, array_like=True, tag=True):
+    """As State, for a state that lies at a place of Memory until Taken."""
+
+    depth: int
+    place: int
+
+
+class Taken(Struct, frozen=True, array_like=True, tag=True):
+    """What lay in memory was read."""
+
+
+class Held(Struct, frozen=True, array_like=True, tag=True):
+    """Nothing else was written there before Taken came."""
 
 
 class Checksums(Struct, frozen=True, array_like=True, tag=True):
@@ -94,4 +145,21 @@ class Refused(Struct, frozen=True, array_like=True, tag=True):
     reason: str
 
 
-ToDecode = Found | Pages | State | Waiting | End | Refused
+class EncodeAsk(Struct, frozen=True, array_like=True, tag=True):
+    """Behind this message come the bytes of a file as an encoder takes it (MediaInput.values), and Checksums.
+    Encoded answers it, or Refused, behind any number of Waiting."""
+
+    identity: bytes  # of the encoder and its weights
+    shape: tuple[int, ...]  # float32
+    grid: tuple[int, int, int]
+    num_rows: int  # that it is encoded to
+
+
+class Encoded(Struct, frozen=True, array_like=True, tag=True):
+    """Behind this message come the rows, float32 [num_rows, width], and Checksums."""
+
+    num_rows: int
+    width: int
+
+
+ToDecode = Found | Pages | State | PagesAt | StateAt | Held | Waiting | End | Refused

@@ -18,6 +18,7 @@ from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.linear import Linear
 from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.weight import FormatLookup, Layer, PackedModules, Weight
+from runtime.models.checkpoint import TensorSlice
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.renames import Renames
 
@@ -181,6 +182,19 @@ class NamesTensors(Protocol):
 def names_tensors(model: Model) -> TypeGuard[NamesTensors]:
     """Whether a model says itself which weights a checkpoint's tensors fill."""
     return hasattr(model, "checkpoint_key")
+
+
+class TakesApart(Protocol):
+    """A model whose weights are filled by smaller tensors than some checkpoints have."""
+
+    def taken_apart(self, source: TensorSlice) -> Iterator[TensorSlice]:
+        """The tensors that stand for one of a checkpoint's; itself, where it is none of these."""
+        ...
+
+
+def takes_apart(model: Model) -> TypeGuard[TakesApart]:
+    """Whether a model takes tensors of a checkpoint apart."""
+    return hasattr(model, "taken_apart")
 
 
 def is_generative(model: Model) -> TypeGuard[GenerativeModel]:

@@ -1,5 +1,5 @@
 """DeepSeek V3.2: DeepSeek V3 whose tokens attend to those that an indexer chooses
-(layers/attention/sparse_latents.py).
+(devices/sparse_latents.py).
 
 The indexer's queries come from the query latents, its keys from the hidden states, and both have a rotary
 part in front. Every rank computes all of it, and chooses the same tokens.
@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
-from runtime.errors import ModelError
-from runtime.layers.attention.gathered import GatheredPlan
-from runtime.layers.attention.sparse_latents import SparseLatents
+from runtime.devices.sparse_latents import SparseLayer
+from runtime.layers.attention.sparse_latents import TorchSparseLatents
 from runtime.layers.linear import Linear
 from runtime.layers.norm import LayerNorm
 from runtime.layers.weight import Layer
@@ -33,7 +32,6 @@ class Indexer(Layer):
         self.wk = Linear(device, dtype, hidden, {"": dim}, shard="replicated")
         self.k_norm = LayerNorm(device, dtype, dim, EPS)
         self.weights_proj = Linear(device, dtype, hidden, {"": heads}, shard="replicated")
-        self.scale = (heads * dim) ** -0.5
         self.is_interleaved = indexer.is_interleaved
 
     def finish_loading(self) -> None:
@@ -56,11 +54,12 @@ class Indexer(Layer):
         return self._rotated(self.wq_b.forward(latents).unflatten(1, (self.heads, -1)), cos, sin)
 
     def weights(self, x: Tensor) -> Tensor:
-        """x [T, hidden] -> float32 [T, J]."""
-        return self.weights_proj.forward(x).float() * self.scale
+        """x [T, hidden] -> [T, J]. The factor that scores have in the paper changes no choice and is left
+        out."""
+        return self.weights_proj.forward(x)
 
     def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        turned = self.ops.rotary(x[..., : self.rope_dim].contiguous(), cos, sin)
+        turned = self.ops.rotary(x[..., : self.rope_dim], cos, sin)
         return torch.cat((turned, x[..., self.rope_dim :]), -1)
 
 
@@ -71,23 +70,17 @@ class SparseMlaSelfAttention(MlaSelfAttention):
         super().__init__(device, dtype, config, index)
         mla = self.mla
         assert mla.indexer is not None
-        if not device.facts.gathers_rows or device.all_to_all is not None:
-            raise ModelError(
-                "sparse attention of DeepSeek V3.2 is computed on --device cpu, without --moe-a2a-backend; "
-                "leave these out"
-            )
         self.gathers_tokens = False  # the indexer wants hidden states of all tokens
         self.indexer = Indexer(device, dtype, config.hidden_size, mla, mla.indexer)
-        self.attention.value_dim = mla.rope_dim + mla.indexer.dim
-        self.sparse: SparseLatents | None = None  # once the weights are loaded
+        self.sparse_latents = device.sparse_latents or TorchSparseLatents(device.ops)
+        self.attention.cache_dims = self.sparse_latents.cache_dims(mla)
+        self.sparse: SparseLayer | None = None  # once the weights are loaded
 
     def finish_loading(self) -> None:
-        """Splits kv_b_proj, and brings the rotary rows of the weights into order."""
-        assert self.kv_b_proj is not None and self.mla.indexer is not None
+        """Packs kv_b_proj, and brings the rotary rows of the weights into order."""
+        assert self.kv_b_proj is not None
         up = self.kv_b_proj.full_weight().unflatten(0, (self.num_heads, -1))
-        mla, scale = self.mla, self.attention.scale
-        keys, values = up[:, : mla.nope_dim].contiguous(), up[:, mla.nope_dim :].transpose(1, 2).contiguous()
-        self.sparse = SparseLatents(keys, values, mla.rope_dim, mla.indexer.top_k, scale)
+        self.sparse = self.sparse_latents.open(up, self.mla, self.attention.scale)
         self.kv_b_proj = None
         self.reorder_rotary_rows(queries=False, keys=False)
 
@@ -95,6 +88,7 @@ class SparseMlaSelfAttention(MlaSelfAttention):
         """x -> queries [T, H, N], their rotary parts [T, H, P], index queries [T, J, I] and weights [T, J];
         latents, rotary keys and index keys go to the cache."""
         assert self.qkv_a_proj is not None and self.q_a_layernorm is not None and self.q_b_proj is not None
+        assert self.sparse is not None, "a step before the weights are complete"
         mla = self.mla
         sizes = self.qkv_a_proj.outputs["q"].size, mla.kv_rank, mla.rope_dim
         latents, kv, rope = self.qkv_a_proj.forward(x).split(sizes, dim=1)
@@ -103,12 +97,11 @@ class SparseMlaSelfAttention(MlaSelfAttention):
         q, q_rope = q.split((mla.nope_dim, mla.rope_dim), dim=2)
         caches, locations = self.attention.cache_targets(batch)
         rope = self.device.ops.rotary(rope.unsqueeze(1), cos, sin)
-        keys = torch.cat((rope, self.indexer.keys(x, cos, sin)), 2)
-        latent = self.kv_a_layernorm.forward(kv).unsqueeze(1)
+        entries = self.kv_a_layernorm.forward(kv).unsqueeze(1), rope, self.indexer.keys(x, cos, sin)
         if batch.part is not None:
-            entries = batch.part.all_tokens(torch.cat((latent, keys), 2))
-            latent, keys = entries.split((latent.shape[2], keys.shape[2]), 2)
-        self.device.ops.store_kv(latent, keys, *caches, locations)
+            sizes = [entry.shape[2] for entry in entries]
+            entries = batch.part.all_tokens(torch.cat(entries, 2)).split(sizes, 2)
+        self.sparse.store(*entries, caches, locations)
         index = self.indexer.queries(latents, cos, sin), self.indexer.weights(x)
         return q, self.device.ops.rotary(q_rope, cos, sin), *index
 
@@ -118,10 +111,8 @@ class SparseMlaSelfAttention(MlaSelfAttention):
         if batch.page_loads is not None:
             batch.page_loads.wait(self.attention.index)
         q, q_rope, index_queries, index_weights = queries
-        plan = batch.attention
-        assert isinstance(plan, GatheredPlan), "a plan without the rows' locations"
         caches = batch.kv[self.attention.index]
-        return self.sparse.attend(q, q_rope, index_queries, index_weights, caches, plan.gathered).flatten(1)
+        return self.sparse.attend(q, q_rope, index_queries, index_weights, caches, batch.attention).flatten(1)
 
 
 class SparseDeepSeek(DeepSeek):

@@ -127,7 +127,9 @@ class DraftHead(Layer):
             )
             offsets = torch.zeros(config.head_vocab, dtype=torch.int64, device=device.torch_device)
             self.d2t = Weight(offsets, {"": source}, is_optional=True)
-        self.rotary = Rotary(own.rope_of(0), own.head_dim, device.ops, device.torch_device)
+        self.rotary: Rotary = Rotary(own.rope_of(0), own.head_dim, device.ops, device.torch_device)
+        if own.rope_of(0).mrope_section:
+            self.rotary.check_sections()
         # set where some tokens of the target are guessed alone: the rows of its head, and what applies them
         self.kept_rows: PackedWeight | None = None
         self._kept_logits: Callable[[Tensor], Tensor] | None = None
@@ -137,8 +139,8 @@ class DraftHead(Layer):
         """Takes embeddings, the last norm and logits from this target, which may be one that was loaded
         again. It is referred to weakly: its weights are none of the head's, and may be released."""
         assert isinstance(target, Llama), "a target whose hidden states are known"
+        assert self.aux_layers == target.stage.aux_layers, "what it is given (with_aux_layers)"
         self._target = ref(target)
-        target.aux_layers = self.aux_layers
 
     @property
     def target(self) -> Llama:

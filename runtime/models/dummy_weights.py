@@ -11,7 +11,10 @@ from runtime.devices.progress import Gauge, Progress
 from runtime.layers.weight import Index, SourceTensor, Weight
 from runtime.models.config.weight_files import stored_bytes
 
-MAX_RANDOM = 1 << 22  # random numbers of one tensor; a larger one repeats them
+# random numbers of one tensor, which a larger one repeats: a model has hundreds of tensors, or tens of
+# thousands where each expert has its own
+MAX_RANDOM = 1 << 22
+MAX_RANDOM_OF_EXPERT = 1 << 16
 
 
 def fill_with_random(targets: dict[tuple[str, str], Weight], seed: int, progress: Progress) -> None:
@@ -24,12 +27,13 @@ def fill_with_random(targets: dict[tuple[str, str], Weight], seed: int, progress
         source = weight.sources[part]
         if source.shard.size == 0 or weight.is_optional:  # on another rank; or checkpoints may lack it
             continue
+        most = MAX_RANDOM_OF_EXPERT if ".experts" in name else MAX_RANDOM
         if source.load is not None:
-            source.load(RandomTensor(source, _generator(seed, name, part)))
+            source.load(RandomTensor(source, _generator(seed, name, part), most))
         elif "norm" in name.split(".")[-2] and name.endswith(".weight"):
             weight.target(source).fill_(1)
         else:
-            _fill(weight.target(source), source, _generator(seed, name, part))
+            _fill(weight.target(source), source, _generator(seed, name, part), most)
         gauge.add(stored_bytes(source.shape, source.dtypes[0]))
     gauge.finish()
 
@@ -38,9 +42,15 @@ def _generator(seed: int, name: str, part: str) -> torch.Generator:
     return torch.Generator().manual_seed(crc32(f"{seed} {name} {part}".encode()))
 
 
-def _fill(target: Tensor, source: SourceTensor, generator: torch.Generator) -> None:
-    """The rows of a large tensor repeat: to make 8 billion numbers one by one would take minutes."""
-    rows = min(source.shape[0], max(1, MAX_RANDOM // max(1, math.prod(source.shape[1:]))))
+def _rows(shape: tuple[int, ...], most: int) -> int:
+    """How many rows of a tensor have numbers of their own: to make 8 billion one by one would take
+    minutes."""
+    return min(shape[0], max(1, most // max(1, math.prod(shape[1:])))) if shape else 0
+
+
+def _fill(target: Tensor, source: SourceTensor, generator: torch.Generator, most: int) -> None:
+    """Random numbers; the rows of a large tensor repeat."""
+    rows = _rows(source.shape, most)
     numbers: Tensor = torch.empty(rows, *source.shape[1:]).uniform_(-0.05, 0.05, generator=generator)
     shard = source.shard
     if rows == source.shape[0]:
@@ -56,11 +66,15 @@ def _fill(target: Tensor, source: SourceTensor, generator: torch.Generator) -> N
 
 
 class RandomTensor:
-    """A TensorReader of random numbers, whole on every rank."""
+    """A TensorReader of random numbers, whole on every rank; the rows of a large tensor repeat."""
 
-    def __init__(self, source: SourceTensor, generator: torch.Generator) -> None:
-        self.dtype = source.dtypes[0]
-        self.tensor = DUMMY_KINDS[source.dummy_kind](source.shape, self.dtype, generator)
+    def __init__(self, source: SourceTensor, generator: torch.Generator, most: int) -> None:
+        self.dtype, shape = source.dtypes[0], source.shape
+        rows, make = _rows(shape, most), DUMMY_KINDS[source.dummy_kind]
+        self.tensor = make((rows, *shape[1:]) if shape else shape, self.dtype, generator)
+        if shape and rows < shape[0]:
+            repeats = -(-shape[0] // rows)
+            self.tensor = self.tensor.repeat(repeats, *(1 for _ in shape[1:]))[: shape[0]]
 
     def get_shape(self) -> list[int]:
         """The shape of the whole tensor."""

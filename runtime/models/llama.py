@@ -31,6 +31,7 @@ from runtime.models.config.registry import decoder_family
 from runtime.models.fused_tensors import Fused, equal_parts
 from runtime.models.self_attention import SelfAttention, reduction_of
 from runtime.models.vision.open_encoder import MediaEncoder, open_encoder
+from runtime.models.vision.rows import RowsOfOthers
 
 FeedForwards = FeedForward | PlainFeedForward | SparseFeedForward | PlainExperts
 
@@ -143,6 +144,11 @@ class LlamaDecoderLayer(Layer):
             x = x * self.residual_scale
         if self.is_parallel:
             return x, residual
+        return self.feed_forward(x, residual, batch)
+
+    def feed_forward(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """From what the layer has added up so far, x and residual, to the pair that the next block begins
+        with."""
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self._feed_forward(x, batch), residual
 
@@ -236,10 +242,15 @@ class Llama(Layer):
             self._open_end(device, dtype, config)
         self.media_encoder: MediaEncoder | None = None
         if config.media is not None and self.stage.is_first:
-            self.media_encoder = open_encoder(device, dtype, config.media)
+            self.media_encoder = (
+                RowsOfOthers(device, dtype, config.media.output_size)
+                if config.encodes_elsewhere
+                else open_encoder(device, dtype, config.media)
+            )
             self.renames = (*self.renames, *self.media_encoder.renames)
-        # layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last ones in front
-        self.aux_layers: tuple[int, ...] = ()
+        # places of own layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last
+        # ones in front
+        self.aux_layers: tuple[int, ...] = self.stage.own_aux(config.num_layers)
         self.sequence_parallel = open_sequence_parallel(device)
         ropes = [(config.rope_of(i), config.of_layer(i).head_dim) for i in own]
         kinds = list(dict.fromkeys(ropes))
@@ -330,8 +341,9 @@ class Llama(Layer):
         return x if self.sequence_parallel is None else self.sequence_parallel.shard(x)
 
     def last_hidden(self, hidden: Tensor) -> Tensor:
-        """What `forward` returns without the hidden states of `aux_layers`."""
-        return hidden[:, : self.hidden_size] if self.aux_layers else hidden
+        """What `forward` returns without the hidden states of `aux_layers`, those of stages before among
+        them."""
+        return hidden[:, : self.hidden_size] if self.stage.aux_layers else hidden
 
     def _of_all_tokens(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         return all_tokens(self.sequence_parallel, x, len(batch.positions))

@@ -8,6 +8,7 @@ Each rank reads only its shard of the bytes, straight to the weight's final plac
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 
 import torch
 
@@ -28,7 +29,7 @@ from runtime.layers.weight import (
     named_weights,
 )
 from runtime.messages.stages import Stage
-from runtime.models.base import Model, names_tensors
+from runtime.models.base import Model, names_tensors, takes_apart
 from runtime.models.checkpoint import Checkpoint, TensorSlice
 from runtime.models.config.gguf.container import is_gguf
 from runtime.models.config.model_config import ModelConfig
@@ -288,6 +289,8 @@ def fill_from_files(
     if is_split and config.transformers_json is None:
         is_transposed = config.moe is not None and config.moe.is_transposed
         files = unstacked(files, config.hidden_size, is_transposed=is_transposed)
+    if takes_apart(model):
+        files = chain.from_iterable(map(model.taken_apart, files))
     files = split(untransposed(files, getattr(model, "transposed_modules", ())), fused_modules(model))
     for tensor in files:
         key = key_of(tensor.name)

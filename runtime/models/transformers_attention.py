@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from runtime.devices.attention_scores import Scores
@@ -54,12 +55,14 @@ class PagedModule:
         self.step = step
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D]. Keys and values go to the cache."""
-        batch = self.step.batch
+        """query [1, H, T, D], key [1, K, T, D] and value [1, K, T, V] -> [1, T, H, V]. Keys and values go to
+        the cache, values with zeros up to the size of keys."""
+        batch, size = self.step.batch, value.shape[-1]
         assert batch is not None, "attention outside of a step"
+        value = pad(value, (0, key.shape[-1] - size))
         q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
         self.attention.store(k, v, batch)
-        return self.attention.forward(q, batch).view(1, *q.shape)
+        return self.attention.forward(q, batch).view(1, *q.shape)[..., :size].contiguous()
 
 
 @dataclass
@@ -91,8 +94,11 @@ def try_attention(
     is_causal: bool | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """Notes how a module attends. The result has the shape of an attention output, [1, T, H, D]."""
-    trial: Trial = module.runtime_trial  # type: ignore[assignment]
+    """Notes how a module attends. The result has the shape of an attention output, [1, T, H, V]. Raises
+    ModelError for a module that belongs to no layer of a decoder."""
+    trial: Trial | None = getattr(module, "runtime_trial", None)  # type: ignore[assignment]
+    if trial is None:
+        raise ModelError("it attends in modules that have no number of a layer (layer_idx)")
     biases = [name for name in BIASES if others.get(name) is not None]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is not None:
@@ -104,8 +110,10 @@ def try_attention(
     sinks = "" if s_aux is None else _parameter_name(module, s_aux)
     if sinks is None:
         trial.errors.append("its attention sinks are no parameter")
-    if value.shape[-1] != query.shape[-1] or key.shape[-2] != query.shape[-2]:
-        trial.errors.append("its keys and values differ in size or in number")
+    if value.shape[-1] > key.shape[-1]:
+        trial.errors.append("its values are wider than its keys")
+    if key.shape[-2] != query.shape[-2]:
+        trial.errors.append("its keys are of other tokens than its queries")
     trial.layers.append(
         AttendedLayer(
             index=int(module.layer_idx),  # type: ignore[arg-type]
@@ -119,7 +127,8 @@ def try_attention(
             module=module,
         )
     )
-    return torch.empty_like(query).transpose(1, 2), None
+    texts, heads, tokens, _ = query.shape
+    return query.new_empty(texts, tokens, heads, value.shape[-1]), None
 
 
 def _parameter_name(module: nn.Module, tensor: Tensor) -> str | None:

@@ -6,7 +6,6 @@ are those behind the last norm, and what follows it up to logits (head, scale, c
 trial run on the meta device: it is the first module that the model's forward calls.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -14,15 +13,14 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.errors import ModelError
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.pooling import PoolingMetadata
-from runtime.layers.weight import Layer, PackedModules, SourceTensor, Weight, replicated_shard
+from runtime.layers.weight import Layer, PackedModules, Weight
 from runtime.models.base import CompiledLayer, Renames
+from runtime.models.checkpoint import TensorSlice
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.transformers_attention import (
     PAGED,
@@ -33,6 +31,12 @@ from runtime.models.transformers_attention import (
     Trial,
     paged_attention,
     register,
+)
+from runtime.models.transformers_weights import (
+    CheckpointNames,
+    allocate_tensors,
+    ignored_weights,
+    stored_tensors,
 )
 
 
@@ -78,10 +82,10 @@ class TransformersModel(Layer):
         self.causal_lm = build(config, dtype)
         attended, body_name = try_run(self.causal_lm)
         check_attended(attended, config)
-        self.renamings = renamings(self.causal_lm)
+        self.names = CheckpointNames(self.causal_lm)
         allocate_tensors(self.causal_lm, device.torch_device)
-        self.tensors = stored_tensors(self.causal_lm)
-        self.weights = {name: weight_of(tensor) for name, tensor in self.tensors.items()}
+        tensors = stored_tensors(self.causal_lm)
+        self.weights = {name: self.names.weight(name, tensor) for name, tensor in tensors.items()}
         self.ignored_weights = ignored_weights(self.causal_lm)
         self.step, self.given = Step(), GivenHidden()
         self.attentions: list[Attention | MlaAttention] = [
@@ -105,10 +109,12 @@ class TransformersModel(Layer):
                 attention.scores = replace(attention.scores, sinks=sinks)
 
     def checkpoint_key(self, tensor_name: str) -> tuple[str, str]:
-        """Weight name and part that a checkpoint's tensor fills: by transformers' renames, with the prefix of
-        the body or without."""
-        prefix = self.causal_lm.base_model_prefix
-        return rename_source_key(tensor_name, self.renamings, [], prefix, self.tensors)[0], ""
+        """See NamesTensors."""
+        return self.names.key(tensor_name)
+
+    def taken_apart(self, source: TensorSlice) -> Iterator[TensorSlice]:
+        """See TakesApart."""
+        return self.names.taken_apart(source)
 
     def forward(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Tensor:
         """Hidden states behind the last norm, [T, hidden]."""
@@ -159,22 +165,12 @@ def build(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
             model = model_class._from_config(hf_config, dtype=dtype, attn_implementation=TRIAL)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise ModelError(f"transformers makes no {config.architecture} of config.json: {error}") from error
+    if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
+        raise ModelError(
+            f"{config.architecture} counts positions from the number of its padding token on, which "
+            "--model-impl transformers does not serve"
+        )
     return model.eval().requires_grad_(False)
-
-
-def renamings(model: PreTrainedModel) -> list[WeightRenaming]:
-    """Other names of the model's tensors in checkpoints. Raises ModelError where tensors are not only named
-    otherwise there."""
-    transforms = get_model_conversion_mapping(model)
-    names = list(model.state_dict())
-    for one in transforms:
-        patterns = [] if isinstance(one, WeightRenaming) else [*one.target_patterns]
-        if any(re.search(pattern, name) for pattern in patterns for name in names):
-            raise ModelError(
-                f"checkpoints of {type(model).__name__} keep {patterns[0]} in other shapes than transformers "
-                "computes with; --model-impl transformers does not serve it"
-            )
-    return [one for one in transforms if isinstance(one, WeightRenaming)]
 
 
 def try_run(model: PreTrainedModel) -> tuple[list[AttendedLayer], str]:
@@ -200,6 +196,13 @@ def try_run(model: PreTrainedModel) -> tuple[list[AttendedLayer], str]:
                 torch.arange(2)[None],
             )
             model(input_ids=ids, attention_mask=ones, position_ids=positions, use_cache=False)
+    except ModelError as error:
+        raise ModelError(f"--model-impl transformers does not serve {name}: {error}") from error
+    except NotImplementedError as error:  # a tensor of the meta device has no numbers
+        raise ModelError(
+            f"--model-impl transformers does not serve {name}: its code reads numbers of a step on the host, "
+            "as how many tokens an expert has"
+        ) from error
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise ModelError(f"--model-impl transformers cannot run {name} over pages: {error}") from error
     finally:
@@ -213,10 +216,18 @@ def try_run(model: PreTrainedModel) -> tuple[list[AttendedLayer], str]:
 
 def check_attended(layers: list[AttendedLayer], config: ModelConfig) -> None:
     """Raises ModelError where transformers attends otherwise than config.json was read."""
-    if [layer.index for layer in layers] != list(range(config.num_layers)):
+    indices = [layer.index for layer in layers]
+    if indices != list(range(config.num_layers)):
         raise ModelError(
-            f"{config.architecture} attends through transformers' interface {len(layers)} times, and "
-            f"config.json has {config.num_layers} layers; --model-impl transformers does not serve it"
+            f"{config.architecture} attends {len(layers)} times a step through transformers' interface, with "
+            f"{len(set(indices))} layers, and config.json has {config.num_layers}; --model-impl transformers "
+            "serves models of which each layer attends once"
+        )
+    shapes = {(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}
+    if len(shapes) > 1:
+        raise ModelError(
+            f"layers of {config.architecture} have different numbers or sizes of heads, which --model-impl "
+            "transformers does not serve"
         )
     for layer in layers:
         pairs = {
@@ -231,61 +242,6 @@ def check_attended(layers: list[AttendedLayer], config: ModelConfig) -> None:
                     f"config.json: {field} of layer {layer.index} is read as {read}, and transformers "
                     f"computes {computed}; set {field} (--json-model-override-args)"
                 )
-
-
-def allocate_tensors(model: PreTrainedModel, torch_device: torch.device) -> None:
-    """Gives parameters and buffers memory on the device. Tied parameters stay one; buffers that no checkpoint
-    has, as frequencies of rotary positions, are computed."""
-    made: dict[int, nn.Parameter] = {}
-    kept: list[nn.Parameter] = []  # so that no id is used twice
-    for module in model.modules():
-        for name, old in module._parameters.items():
-            if old is None:
-                continue
-            if id(old) not in made:
-                made[id(old)] = nn.Parameter(
-                    torch.empty(old.shape, dtype=old.dtype, device=torch_device), requires_grad=False
-                )
-                made[id(old)]._is_hf_initialized = True  # type: ignore[attr-defined]
-                kept.append(old)
-            module._parameters[name] = made[id(old)]
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=torch_device)
-    if torch_device.type != "meta":
-        with torch.no_grad():
-            model.initialize_weights()
-
-
-def stored_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Tensors that a checkpoint has, by their names; one name for tied parameters."""
-    parameters = dict(model.named_parameters())
-    everywhere = dict(model.named_parameters(remove_duplicate=False))
-    return parameters | {
-        name: tensor for name, tensor in model.state_dict().items() if name not in everywhere
-    }
-
-
-def weight_of(tensor: Tensor) -> Weight:
-    """A tensor as the loader fills it: whole."""
-    tensor = tensor.detach()
-    if tensor.ndim == 0:
-        source = SourceTensor(
-            (), 0, replicated_shard(1), load=lambda reader: tensor.copy_(reader[...]), other_shapes=((1,),)
-        )
-    else:
-        source = SourceTensor(tuple(tensor.shape), 0, replicated_shard(len(tensor)))
-    return Weight(tensor, {"": source})
-
-
-def ignored_weights(model: PreTrainedModel) -> tuple[str, ...]:
-    """Patterns of tensors in checkpoints that the model does not read: those that transformers names, and
-    copies of tied parameters."""
-    first = set(dict(model.named_parameters()))
-    every = dict(model.named_parameters(remove_duplicate=False))
-    tied = [f"(^|\\.){re.escape(name)}$" for name in every if name not in first]
-    named = sorted(model._keys_to_ignore_on_load_unexpected or ())
-    return (*named, *tied, r"rotary_emb\.inv_freq$", r"position_ids$")
 
 
 def attach(

@@ -15,7 +15,7 @@ from runtime.layers.attention.paged import Attention
 from runtime.layers.linear import Linear, LinearUse, QkvLinear
 from runtime.layers.norm import RMSNorm
 from runtime.layers.recurrent.parts import PartsLinear
-from runtime.layers.weight import Layer, PackedModules, even_shard
+from runtime.layers.weight import Layer, PackedModules, Shard, channel_shard, head_shards, scaled_shard
 from runtime.models.base import CompiledLayer, Pieces
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.recurrent_config import SharedBlocks
@@ -30,15 +30,21 @@ def shared_blocks(config: ModelConfig) -> SharedBlocks:
     return shared
 
 
+def inner_shard(device: Device, config: ModelConfig) -> Shard:
+    """This rank's part of the inner size of a block's feed-forward. Raises ModelError where it has none."""
+    return channel_shard(config.intermediate_size, device.collectives, "intermediate_size")
+
+
 class SharedBlock(Layer):
     """What the uses of a block have in common: projections of attention and a feed-forward, and norms."""
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         hidden, dim, heads = config.hidden_size, config.head_dim, config.num_heads
-        inner = config.intermediate_size
+        inner = inner_shard(device, config)
         self.input_layernorm = RMSNorm(device, dtype, 2 * hidden, config.rms_norm_eps)
         self.qkv_proj = QkvLinear(device, dtype, 2 * hidden, heads, config.num_kv_heads, dim, bias=False)
-        self.o_proj = Linear(device, dtype, heads * dim, {"": hidden}, shard="row")
+        own_heads = scaled_shard(self.qkv_proj.query_heads, dim)
+        self.o_proj = Linear(device, dtype, own_heads, {"": hidden}, shard="row")
         self.pre_ff_layernorm = RMSNorm(device, dtype, hidden, config.rms_norm_eps)
         self.gate_up_proj = Linear(device, dtype, hidden, {"gate": inner, "up": inner}, shard="column")
         self.down_proj = Linear(device, dtype, inner, {"": hidden}, shard="row")
@@ -48,12 +54,13 @@ class AttentionAdapter(Layer):
     """The low-rank products that a use of a block adds to queries, keys and values."""
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, rank: int) -> None:
-        outs = config.num_heads * config.head_dim
+        queries, keys = head_shards(config.num_heads, config.num_kv_heads, device.head_ranks)
         self.down = Linear(
             device, dtype, 2 * config.hidden_size, {"q": rank, "k": rank, "v": rank}, shard="replicated"
         )
         self.q_up, self.k_up, self.v_up = (
-            Linear(device, dtype, rank, {"": outs}, shard="column") for _ in range(3)
+            Linear(device, dtype, rank, {"": scaled_shard(heads, config.head_dim)}, shard="column")
+            for heads in (queries, keys, keys)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,19 +76,19 @@ class BlockUse(Layer):
     def __init__(
         self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int, blocks: list[SharedBlock]
     ) -> None:
-        shared, hidden, inner = shared_blocks(config), config.hidden_size, config.intermediate_size
+        shared, hidden = shared_blocks(config), config.hidden_size
         place = cache_index(recurrent_of(config), index)
         self.block = place % shared.count  # the blocks take turns
-        kv_heads = max(1, config.num_kv_heads // device.collectives.size)
+        block = blocks[self.block]
+        _, kv_heads, _ = block.qkv_proj.heads
         self.attention = Attention(device, place, kv_heads, config.head_dim, Scores(config.score_scale))
         self.adapter = (
             AttentionAdapter(device, dtype, config, shared.rank) if shared.adapts_attention else None
         )
         self.mlp_down = Linear(device, dtype, hidden, {"": shared.rank}, shard="replicated")
-        half = even_shard(inner, device.collectives, "inner size of feed-forwards")
+        half = inner_shard(device, config)
         self.mlp_up = PartsLinear(device, dtype, shared.rank, [half, half], bias=False)
         self.linear = Linear(device, dtype, hidden, {"": hidden}, shard="replicated")
-        block = blocks[self.block]
         self.qkv_proj, self.o_proj = LinearUse(block.qkv_proj), LinearUse(block.o_proj)
         self.gate_up_proj, self.down_proj = LinearUse(block.gate_up_proj), LinearUse(block.down_proj)
 

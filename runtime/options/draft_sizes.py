@@ -1,6 +1,8 @@
 """How much memory drafts take: a draft model on each rank, from its config.json alone, and the texts that
 n-grams are looked up in."""
 
+from math import gcd
+
 from msgspec import Struct
 
 from runtime.messages.speculation import Speculation
@@ -29,14 +31,14 @@ class DraftSizes(Struct, frozen=True):
     )
 
 
-def draft_sizes(plan: Plan, target: ModelConfig, ranks: Ranks, item: int) -> DraftSizes:
+def draft_sizes(plan: Plan, target: ModelConfig, item: int) -> DraftSizes:
     """What the draft model takes with `item` bytes a number; nothing where there is none. Raises
     ModelError."""
     speculation = plan.speculation.in_force
     if speculation is None or not speculation.is_own:
         return DraftSizes()
     draft = read_draft_config(speculation, plan.model.model_path, target)
-    model = draft.model
+    model, ranks = draft.model, _ranks(plan)
     count = sum(_head_count(head, ranks) for head in draft.heads) or weight_count(model, *ranks)
     num_bytes = count * item + float_bytes(model) - _saved(draft, ranks, item)
     num_bytes += sum(8 * head.head_vocab for head in draft.heads)  # numbers of the target's tokens
@@ -58,6 +60,13 @@ def ngram_bytes(speculation: Speculation | None) -> int:
     places = 64 * blocks
     heads = 1 << max(8, places.bit_length() - 3)  # lists of some eight places
     return 4 * places + 8 * blocks + len(lengths) * 4 * (heads + places)
+
+
+def _ranks(plan: Plan) -> Ranks:
+    """Those of the target's attention group, which share all of the draft model."""
+    count = plan.parallel.attention_layout.group_size
+    dense = 1 if plan.replicates_dense else count
+    return Ranks(count, gcd(plan.experts.expert_parallel_size, count), count, count, dense, count, count)
 
 
 def _saved(draft: DraftConfig, ranks: Ranks, item: int) -> int:

@@ -15,7 +15,13 @@ from msgspec import Struct, structs
 from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
 from runtime.messages.stages import Stage
 from runtime.models.config.gguf.container import is_gguf, read_gguf
-from runtime.models.config.media_config import encoder_bytes, kept_bytes
+from runtime.models.config.media_config import (
+    MediaConfig,
+    encoder_bytes,
+    kept_bytes,
+    slot_bytes,
+    with_encoder,
+)
 from runtime.models.config.mla_config import MAX_EXPANDED
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.shares import most_channels, most_heads
@@ -170,14 +176,14 @@ def _of_stage(
     sizes = _ranks(plan)
     held = with_copies(whole, plan.experts.ep_num_redundant_experts)
     weights = stage_weight_count(held, sizes, stage) * item + float_bytes(model)
-    weights -= stage_saved_bytes(held, sizes, item, stage)
+    weights += decay_bytes(model, sizes[0], item) - stage_saved_bytes(held, sizes, item, stage)
     media = model.media if stage.is_first else None
-    weights += decay_bytes(model, sizes[0], item) + encoder_bytes(media, item)
+    weights = with_encoder(plan.encoding, weights, encoder_bytes(media, item))
     adapters = 0 if setup is None else adapter_count(model, setup, plan.parallel.tensor_parallel_size) * item
     offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes[:3], item)
     all_weights, weights = weights, weights - offloaded + buffers
     kv_item = KV_BYTES.get(plan.precision.kv_cache_dtype, item)
-    draft = draft_sizes(plan, whole, sizes, item) if stage.is_last else DraftSizes()
+    draft = draft_sizes(plan, whole, item) if stage.is_last else DraftSizes()
     weights += draft.weights_bytes
     host = _host_bytes(plan, all_weights, offloaded, draft.weights_bytes)
     full_bytes, window_bytes = (count * kv_item for count in cached_counts(model, sizes.of_heads))
@@ -191,7 +197,7 @@ def _of_stage(
     pools, bound = _pages(
         plan,
         model,
-        budget - weights - adapters - drafts - kept_bytes(media, item),
+        budget - weights - adapters - drafts - _encodings(plan, media, item, sizes.of_heads),
         (full_bytes * plan.memory.page_size, window_bytes * plan.memory.page_size),
         state_bytes,
     )
@@ -202,7 +208,7 @@ def _of_stage(
         pages_bytes=(room[0] * full_bytes + room[1] * window_bytes) * plan.memory.page_size,
         graphs_bytes=_graphs(plan, model, item),
         adapters_bytes=adapters,
-        encodings_bytes=kept_bytes(media, item),
+        encodings_bytes=_encodings(plan, media, item, sizes.of_heads),
         host_bytes=host,
         activations_bytes=drafts
         + draft.slots_bytes
@@ -227,6 +233,13 @@ def _of_stage(
     )
 
 
+def _encodings(plan: Plan, media: MediaConfig | None, item: int, num_ranks: int) -> int:
+    """Bytes of what a rank keeps of encoded media, for all requests and for its slots. `num_ranks`: that
+    share the heads."""
+    slots = plan.schedule.max_running_requests + 1
+    return kept_bytes(media, item) + slots * slot_bytes(media, item, num_ranks)
+
+
 def with_copies(model: ModelConfig, num_copies: int) -> ModelConfig:
     """A model with as many experts as there are places of them, whose router has a few rows too many."""
     if model.moe is None or not num_copies:
@@ -249,7 +262,7 @@ def _ranks(plan: Plan) -> Ranks:
         layout.num_head_ranks,
         1 if plan.replicates_dense else ranks,
         groups,
-        groups if plan.parallel.enable_dp_lm_head else ranks,
+        groups if plan.has_group_heads else ranks,
     )
 
 

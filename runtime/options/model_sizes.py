@@ -197,8 +197,8 @@ def hybrid_layer_count(
 
 def block_sizes(model: ModelConfig, ranks: int) -> tuple[int, int, int, int]:
     """The hidden size, and one rank's share of the widths of a feed-forward, of queries and of keys."""
-    queries, keys = model.num_heads // ranks * model.head_dim, kv_heads(model, ranks) * model.head_dim
-    return model.hidden_size, model.intermediate_size // ranks, queries, keys
+    queries, keys = query_heads(model, ranks) * model.head_dim, kv_heads(model, ranks) * model.head_dim
+    return model.hidden_size, most_channels(model.intermediate_size, ranks), queries, keys
 
 
 def encoder_layer_count(model: ModelConfig, ranks: int) -> int:
@@ -301,7 +301,8 @@ def feed_forward_count(
     if moe is None or not moe.layers[layer]:
         inner = most_channels(model.intermediate_size, mlp_ranks or ranks)
         matrices = 3 if model.is_gated else 2
-        return matrices * hidden * inner + ((matrices - 1) * inner + hidden) * model.mlp_bias
+        learned = 4 * (model.activation == "xielu")
+        return matrices * hidden * inner + ((matrices - 1) * inner + hidden) * model.mlp_bias + learned
     if moe.is_stacked:
         return moe.num_experts * (3 * hidden * inner + 2 * inner + hidden + hidden + 1)
     experts = moe.num_experts // expert_ranks * most_channels(moe.intermediate_size, ranks // expert_ranks)

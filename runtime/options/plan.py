@@ -108,6 +108,10 @@ class Plan(Struct, frozen=True, kw_only=True):
         """How much of a step's images each rank encodes."""
         if not self.model.enable_multimodal:
             return "none"
+        if self.disaggregation.encoder_only:
+            return "alone"
+        if self.disaggregation.language_only:
+            return "elsewhere"
         return "shared" if self.multimodal.mm_enable_dp_encoder else "whole"
 
     @property
@@ -117,6 +121,14 @@ class Plan(Struct, frozen=True, kw_only=True):
             return None
         is_sparse = self.kernels.enable_nsa_prefill_context_parallel
         return self.kernels.nsa_prefill_cp_mode if is_sparse else "in-seq-split"
+
+    @property
+    def has_group_heads(self) -> bool:
+        """Whether each attention group has a language model head of its own: as asked for, or because its
+        draft model ends in the target's head, in passes that other groups know nothing of."""
+        speculation = self.speculation.in_force
+        ends_in_head = speculation is not None and speculation.ends_in_target
+        return self.parallel.enable_dp_lm_head or (self.parallel.attention_groups > 1 and ends_in_head)
 
     @property
     def replicates_dense(self) -> bool:
@@ -172,6 +184,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             gather_after_q=self.ascend.npu_gather_after_q,
             sampling_backend=self.kernels.sampling_backend,
             soc=None if self.ascend.npu_soc == "auto" else self.ascend.npu_soc,
+            exchange_buffer_mb=self.ascend.npu_exchange_buffer_mb,
         )
 
     def _null_options(self) -> NullOptions:

@@ -101,7 +101,8 @@ def _recurrent(model: ModelConfig, recurrent: Recurrent, layer: int, ranks: int)
     if recurrent.shared is None or kind != "parallel":
         return
     block, rank = f"layers.{layer}.self_attn.", recurrent.shared.rank
-    inner, queries = model.intermediate_size // ranks, model.num_heads // ranks * model.head_dim
+    inner = most_channels(model.intermediate_size, ranks)
+    queries = most_heads(model.num_heads, model.num_kv_heads, ranks)[0] * model.head_dim
     yield Weight((block + "linear",), (hidden,), hidden, hidden)
     yield Weight((block + "mlp_down",), (rank,), hidden, hidden)
     yield Weight((block + "mlp_up",), (2 * inner,), rank, rank)
@@ -115,9 +116,9 @@ def _shared_blocks(model: ModelConfig, ranks: int) -> Iterator[Weight]:
     if model.recurrent is None or model.recurrent.shared is None:
         return
     hidden, copies = model.hidden_size, model.recurrent.shared.count
-    q, kv = model.num_heads // ranks * model.head_dim, max(1, model.num_kv_heads // ranks) * model.head_dim
+    q, kv = (heads * model.head_dim for heads in most_heads(model.num_heads, model.num_kv_heads, ranks))
     yield Weight(("blocks.0.q_proj",), (q + 2 * kv,), 2 * hidden, 2 * hidden, copies)
-    yield Weight(("blocks.0.o_proj",), (hidden,), q, q * ranks, copies)
+    yield Weight(("blocks.0.o_proj",), (hidden,), q, model.num_heads * model.head_dim, copies)
     yield from _mlp("blocks.0.", hidden, model.intermediate_size, ranks, copies)
 
 

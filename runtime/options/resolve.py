@@ -133,7 +133,7 @@ def resolve(
         model,
     )
     _choose_kernels(c, model, device, machine)
-    _choose_graph_sizes(c, device)
+    _choose_graph_sizes(c, model, device)
     _choose_drafts(c)
     c.auto(weights.packed_weights_dir, machine)
     c.auto(lora.enable_lora, c["lora_paths"])
@@ -179,16 +179,14 @@ def _choose_kernels(c: Choices, model: ModelFacts, device: DeviceFacts, machine:
     c.auto(kernels.attention_backend, device)
     for phase in ("prefill", "decode"):
         c.auto(kernels.phase_backend, c["attention_backend"], name=f"{phase}_attention_backend")
-    c.auto(
-        model_options.enable_multimodal, model, c["enable_dp_attention"], c["prefill_attention_backend"]
-    )
+    c.auto(model_options.enable_multimodal, model, c["enable_dp_attention"], c["prefill_attention_backend"])
     c.auto(kernels.sampling_backend, device)
     c.auto(kernels.fp8_gemm_backend, device)
     c.auto(experts.moe_runner_backend, device)
     c.auto(kernels.grammar_backend, device, machine, model, c["skip_tokenizer_init"])
 
 
-def _choose_graph_sizes(c: Choices, device: DeviceFacts) -> None:
+def _choose_graph_sizes(c: Choices, model: ModelFacts, device: DeviceFacts) -> None:
     c.auto(
         graphs.cuda_graph_max_bs,
         device,
@@ -201,6 +199,21 @@ def _choose_graph_sizes(c: Choices, device: DeviceFacts) -> None:
     )
     c.auto(graphs.cuda_graph_bs, c["cuda_graph_max_bs"])
     c.auto(
+        graphs.enable_piecewise_cuda_graph,
+        device,
+        model,
+        c["disable_cuda_graph"],
+        {
+            "--pipeline-parallel-size": c["pipeline_parallel_size"] > 1,
+            "--enable-dp-attention": c["enable_dp_attention"],
+            "--attention-context-parallel-size": c["attention_context_parallel_size"] > 1,
+            "--moe-a2a-backend": c["moe_a2a_backend"] != "none",
+            "--enable-two-batch-overlap": c["enable_two_batch_overlap"],
+            "--cpu-offload-gb": c["cpu_offload_gb"] > 0,
+            "--offload-group-size": c["offload_group_size"] > 0,
+        },
+    )
+    c.auto(
         graphs.piecewise_cuda_graph_max_tokens,
         c["enable_piecewise_cuda_graph"],
         c["max_step_tokens"] + c["max_running_requests"],
@@ -209,17 +222,18 @@ def _choose_graph_sizes(c: Choices, device: DeviceFacts) -> None:
 
 
 def _choose_rank_variables(c: Choices, model: ModelFacts, device: DeviceFacts, machine: MachineFacts) -> None:
+    groups = c["data_parallel_size"] if c["enable_dp_attention"] else 1
+    drafts = c["speculative_num_draft_tokens"] or 1
     c.auto(
-        ascend.hccl_buffer_mb,
+        ascend.npu_exchange_buffer_mb,
         device,
-        machine,
         model,
         c["npu_soc"],
         c["moe_a2a_backend"],
         c["deepep_mode"],
         c["tensor_parallel_size"],
         # sequences of a rank, each with a token and its drafts
-        -(-c["max_running_requests"] * (c["speculative_num_draft_tokens"] or 1) // c["tensor_parallel_size"]),
+        -(-c["max_running_requests"] * drafts * groups // c["tensor_parallel_size"]),
     )
     for name in RANK_VARIABLES:
         c.auto(ascend.rank_variable, name, device, machine, name=name)

@@ -24,7 +24,7 @@ class CapturedForward:
     model: GenerativeModel
     slots: Slots
     lengths: Tensor  # int64 [slots + 1], of SlotLengths.reserve
-    kv: list[tuple[Tensor, Tensor]]
+    kv: list[tuple[Tensor, ...]]
     page_size: int
     windows: tuple[int, ...]
     masks: bool = False  # layers must know which rows are padding

@@ -8,7 +8,6 @@ adapters in LoRA slots remain.
 
 import gc
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,13 +31,13 @@ RECOVERABLE = (torch.OutOfMemoryError, MemoryError, OSError, StartError)
 
 def allocate_kv(
     device: Device, layer: Attention | MlaAttention, num_tokens: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """The cache of one layer: keys and values, or latents and rotary parts, [num_tokens, K, D] each."""
-    allocate = partial(device.memory.allocate_cache, num_tokens, layer.num_kv_heads)
-    return allocate(layer.key_dim, dtype), allocate(layer.value_dim, dtype)
+    allocate = device.memory.allocate_cache
+    return tuple(allocate(num_tokens, layer.num_kv_heads, dim, dtype) for dim in layer.cache_dims)
 
 
-def num_cache_bytes(kv: list[tuple[Tensor, Tensor]], states: RecurrentStates | None) -> int:
+def num_cache_bytes(kv: list[tuple[Tensor, ...]], states: RecurrentStates | None) -> int:
     """Bytes of the caches and states of all layers."""
     cached = sum(cache.nbytes for pair in kv for cache in pair)
     return cached + (0 if states is None else states.num_bytes)

@@ -59,7 +59,7 @@ class ModelRunner:
         device: Device,
         model: Model,
         slots: Slots,
-        kv: list[tuple[Tensor, Tensor]],
+        kv: list[tuple[Tensor, ...]],
         page_size: int,
         windows: tuple[int, ...],
         copies: PageCopier | None,
@@ -124,7 +124,7 @@ class ModelRunner:
         self._model = model
 
     @property
-    def all_kv(self) -> list[tuple[Tensor, Tensor]]:
+    def all_kv(self) -> list[tuple[Tensor, ...]]:
         """Keys and values of each layer, then those of the draft model's."""
         return self.kv if self.drafts is None else self.kv + self.drafts.kv
 
@@ -160,15 +160,15 @@ class ModelRunner:
         plan, drafted = with_drafts(
             self.drafts, self.pipeline, plan, starts, page_loads, len(self.kv), self.effects.take
         )
-        batch = self.inputs.batch(plan, starts, page_loads, drafted)
+        batch = self.inputs.batch(plan, starts, page_loads, drafted, groups)
         token_ids = batch.token_ids
-        if groups is not None:
-            batch = groups.put_into(batch, self.device)
         if self.pipeline is not None:
             batch = self.pipeline.given(batch)
         lora_slots = None if self.adapters is None else self.adapters.use_plan(plan, has_adapters=is_adapted)
         rows = sample_rows(plan, starts) if drafted is None else drafted.put_rows(sample_rows(plan, starts))
         forwarded = self.forward.compute(self.model, batch, rows.places, self.piecewise, lora_slots)
+        if self.pipeline is not None:
+            forwarded = self.pipeline.computed(forwarded)
         hidden = forwarded.hidden
         if self.states is not None and plan.states is not None:
             self.states.keep(plan.states)
@@ -253,6 +253,8 @@ class ModelRunner:
         if self.pooling is not None:
             rows = replace(rows, rows=rows.rows[:0])  # a vector follows, and no token
         is_urgent = self.states is not None or plan.draft_parents is not None
+        if self.piecewise is not None:
+            hidden = hidden.clone()  # the next step overwrites what graphs have computed
         pipeline.pass_on(plan, starts, rows, hidden, is_urgent=is_urgent)
         self.effects.advance(plan, starts, rows)
         self.sampled_step = plan.step

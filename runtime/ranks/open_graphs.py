@@ -17,11 +17,13 @@ def open_graphs(
 ) -> tuple[DecodeGraphs | None, VerifyGraphs | None, PiecewiseGraphs | None]:
     """Graphs of decode steps, of steps that verify drafts, and of what lies between the attentions of other
     steps, none of them captured yet. None where the device has no graphs, the setup no sizes, or the model
-    decodes nothing; of verify steps also where the model has recurrent layers, or several heads
-    that draft in turn.
+    decodes nothing or attends to sounds; of verify steps also where the model has recurrent layers, or
+    several heads that draft in turn.
     """
     device, setup = runner.device, runner.graph_setup
     if device.graphs is None or not (runner.kv or runner.states) or not is_generative(runner.model):
+        return None, None, None
+    if runner.slots.cross is not None:
         return None, None, None
     decode_graphs = verify_graphs = piecewise_graphs = None
     if setup.sizes and runner.pooling is None:
@@ -61,5 +63,6 @@ def open_graphs(
             masks=runner.load is not None,
             compiled=runner.compiled if setup.compiles_piecewise else None,
             states=runner.states,
+            given=None if runner.pipeline is None else runner.pipeline.given_form,
         )
     return decode_graphs, verify_graphs, piecewise_graphs

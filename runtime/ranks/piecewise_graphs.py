@@ -10,7 +10,8 @@ depend on neither rows nor lengths. Recurrent layers are launched there as well,
 they go on from the states of the step's sequences. What crosses from a graph to attention, or back, is copied
 to tensors that all layers and sizes share: one more copy on each side, less than a hundredth of a layer's
 time, and no tensor of a graph is read from outside. Tokens up to the size are padding: they are stored to the
-padding page, and their results are dropped.
+padding page, and their results are dropped. Behind the first stage of a pipeline the first graph begins with
+the hidden states of the stage before, in place of embeddings.
 
 All ranks of a model take the same way for the same plan, as in decode_graphs.py.
 """
@@ -122,7 +123,7 @@ class PiecewiseGraphs:
         graphs: Graphs,
         model: PiecewiseModel,
         slots: Slots,
-        kv: list[tuple[Tensor, Tensor]],
+        kv: list[tuple[Tensor, ...]],
         page_size: int,
         windows: tuple[int, ...],
         sizes: Sequence[int],
@@ -130,10 +131,12 @@ class PiecewiseGraphs:
         masks: bool,
         compiled: CompiledLayer | None = None,
         states: RecurrentStates | None = None,
+        given: tuple[int, torch.dtype] | None = None,
     ) -> None:
         """`sizes`: numbers of tokens, all that may be captured; `masks`: layers must know which rows are
         padding; `compiled`: computes what follows each attention, None: the layers do;
-        `states`: of recurrent layers."""
+        `states`: of recurrent layers; `given`: size and type of the hidden states of the stage before; None:
+        this is the first one."""
         self.device = device
         self.graphs = graphs
         self.model = model
@@ -150,6 +153,11 @@ class PiecewiseGraphs:
         self.inputs = torch.zeros(num_inputs, max(sizes), dtype=torch.int64, device=device.torch_device)
         self.compiled = compiled
         self.states = states
+        # int64 [sizes], and [sizes, hidden]: hidden states of the stage before, and where they stand
+        self.given: tuple[Tensor, Tensor] | None = None
+        if given is not None:
+            hidden = torch.zeros(max(sizes), given[0], dtype=given[1], device=device.torch_device)
+            self.given = torch.arange(max(sizes), device=device.torch_device), hidden
         self.is_real = (
             torch.zeros(max(sizes), dtype=torch.bool, device=device.torch_device) if masks else None
         )
@@ -160,7 +168,7 @@ class PiecewiseGraphs:
         """The size whose graphs compute this step; None: it must be launched kernel by kernel."""
         count = len(batch.positions)
         at = bisect_left(self.ready, count)
-        if at == len(self.ready) or batch.embeds is not None:
+        if at == len(self.ready) or (batch.embeds is not None and self.given is None):
             return None
         size = self.ready[at]
         return size if size <= max(FEW, count + count // 4) else None
@@ -170,6 +178,8 @@ class PiecewiseGraphs:
         count = len(batch.positions)
         self.inputs[:, :count] = torch.stack((batch.token_ids, batch.positions, *batch.locations))
         self.inputs[2:, count:size] = 0  # on the padding page; tokens and positions may be any
+        if self.given is not None and batch.embeds is not None:
+            self.given[1][:count] = batch.embeds[1]
         if self.is_real is not None:
             self.is_real[:count] = True
             self.is_real[count:size] = False
@@ -216,7 +226,9 @@ class PiecewiseGraphs:
             states=None if self.states is None else self.states.captured_rows(self.padding_slot),
         )
         is_real = None if self.is_real is None else self.is_real[:size]
-        batch = ForwardBatch(rows[0], rows[1], tuple(rows[2:].unbind()), self.kv, None, is_real=is_real)
+        embeds = None if self.given is None else (self.given[0][:size], self.given[1][:size])
+        locations = tuple(rows[2:].unbind())
+        batch = ForwardBatch(rows[0], rows[1], locations, self.kv, None, embeds=embeds, is_real=is_real)
         way = Walk(self.model.piecewise(batch, self.compiled), size, single, self.crossings)
         pieces, cuts = [take(way.advance)], []
         while way.hidden is None:

@@ -25,6 +25,7 @@ from msgspec import structs
 from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch, PageLoads
+from runtime.devices.decoder_spec import Forwarded
 from runtime.devices.stages import StageLinks
 from runtime.layers.upload import upload_int64
 from runtime.messages.ranks import StartRank
@@ -63,9 +64,10 @@ class PipelineStage:
         in_flight: int,
         *,
         has_trees: bool = False,
+        num_layers: int = 0,
     ) -> None:
         """`dtype`: of the hidden states between stages; `in_flight`: steps, at most; `has_trees`: drafts of
-        the draft model are trees."""
+        the draft model are trees; `num_layers`: of the whole model."""
         self.stage = stage
         self.links = links
         self.hidden_size = hidden_size
@@ -73,7 +75,15 @@ class PipelineStage:
         self.torch_device = torch_device
         self.in_flight = in_flight
         self.has_trees = has_trees
+        self.num_passed = stage.num_passed_aux(num_layers)
+        self.aux_places = stage.aux_places(num_layers)
+        self.passed: Tensor | None = None  # [T, hidden * num_passed], of the step at hand
         self.due: deque[Due] = deque()
+
+    @property
+    def given_form(self) -> tuple[int, torch.dtype] | None:
+        """Size and type of the hidden states that stand in place of embeddings; None: there are none."""
+        return None if self.stage.is_first else (self.hidden_size, self.dtype)
 
     def settle(self, plan: StepPlan, take: Take) -> None:
         """Receives the tokens that must be known before `plan`: those of its slots, of those that other
@@ -128,18 +138,31 @@ class PipelineStage:
 
     def given(self, batch: ForwardBatch) -> ForwardBatch:
         """The batch, behind the first stage with the hidden states of the stage before in place of
-        embeddings."""
+        embeddings. What that has of `aux_layers` waits for `computed`."""
         if self.stage.is_first:
             return batch
-        count = len(batch.token_ids)
-        hidden = self.links.receive_hidden((count, self.hidden_size), self.dtype)
+        count, size = len(batch.token_ids), self.hidden_size
+        hidden = self.links.receive_hidden((count, size * (1 + self.num_passed)), self.dtype)
+        hidden, self.passed = hidden[:, :size].contiguous(), hidden[:, size:]
         places = torch.arange(count, device=self.torch_device)
         return replace(batch, token_ids=torch.zeros_like(places), embeds=(places, hidden))
+
+    def computed(self, forwarded: Forwarded) -> Forwarded:
+        """What this stage has computed of the batch: behind the hidden states of a token those of the
+        `aux_layers` in the stages up to this one, on the last stage in the order of `aux_layers`."""
+        passed, self.passed = self.passed, None
+        if passed is None or not self.stage.aux_layers:
+            return forwarded
+        hidden, *own = forwarded.hidden.split(self.hidden_size, dim=1)
+        aux = [*passed.to(hidden.dtype).split(self.hidden_size, dim=1), *own] if self.num_passed else own
+        if self.stage.is_last:
+            aux = [aux[place] for place in self.aux_places]
+        return Forwarded(torch.cat((hidden, *aux), dim=1), forwarded.logits)
 
     def pass_on(
         self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, hidden: Tensor, *, is_urgent: bool
     ) -> None:
-        """Sends hidden states [T, hidden] to the next stage. `rows`: where the last stage samples;
+        """Sends hidden states [T, hidden * any] to the next stage. `rows`: where the last stage samples;
         `is_urgent`: accepted drafts are copied within the cache or move states on."""
         self.links.send_hidden(hidden.to(self.dtype))
         if self._wants(self.stage.index, rows):
@@ -208,4 +231,5 @@ def open_pipeline(
         device.torch_device,
         start.steps_in_flight,
         has_trees=speculation is not None and speculation.is_own and has_trees(speculation, device.facts),
+        num_layers=config.num_layers,
     )

@@ -2,9 +2,12 @@
 steps, which is not given to pages.
 
 Every slot has a row that samples, with the sampling parameters that need most memory, and one row is as long
-as possible. All rows use the padding page. Kernels that compile or allocate at their first call have done so
-afterwards.
+as possible. All rows use the padding page. Kernels that allocate at their first call have done so afterwards;
+those that compile have been compiled before (kernel_steps.py).
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -63,12 +66,23 @@ def step_pages(plan: StepPlan, page_size: int) -> int:
 def run_largest_step(runner: ModelRunner, start: StartRank) -> None:
     """Runs the largest step on a runner that is not used afterwards. Raises StartError if there is no memory
     for the step in addition to the weights."""
+    with torch.inference_mode(), reported_memory(start):
+        run_alone(runner, largest_step(start), start.attention_groups)
+
+
+def run_alone(runner: ModelRunner, plan: StepPlan, num_groups: int) -> None:
+    """Runs a step, of which each attention group has as much, and waits for it."""
+    groups = equal_rows(plan, num_groups, runner.device.overlap) if num_groups > 1 else None
+    runner.launch(plan, groups).result()
+    if runner.pipeline is not None:
+        runner.pipeline.settle_all(runner.effects.take)
+
+
+@contextmanager
+def reported_memory(start: StartRank) -> Iterator[None]:
+    """Raises StartError where the memory for a step is short."""
     try:
-        with torch.inference_mode():
-            plan, groups = largest_step(start), start.attention_groups
-            runner.launch(plan, equal_rows(plan, groups) if groups > 1 else None).result()
-            if runner.pipeline is not None:
-                runner.pipeline.settle_all(runner.effects.take)
+        yield
     except torch.OutOfMemoryError as error:
         raise StartError(
             f"a step of {start.max_step_tokens} tokens and {start.max_slots} sequences does not fit in "

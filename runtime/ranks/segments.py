@@ -44,7 +44,7 @@ class Segments:
 
 
 def open_program(
-    programs: ForwardPrograms, spec: DecoderSpec, kv: list[tuple[Tensor, Tensor]], aux_layers: tuple[int, ...]
+    programs: ForwardPrograms, spec: DecoderSpec, kv: list[tuple[Tensor, ...]], aux_layers: tuple[int, ...]
 ) -> ForwardProgram | None:
     """The program of a decoder that also gives the inputs of `aux_layers`; None: there is none."""
     if not aux_layers:

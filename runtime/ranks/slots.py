@@ -20,6 +20,7 @@ from runtime.layers.sampling.sampler import Logprobs, clean, host_uniform, unifo
 from runtime.layers.sampling.thresholds import EXACT, Thresholds
 from runtime.layers.upload import float32_tensor, int64_tensor, upload, upload_int64
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
+from runtime.ranks.cross_cache import CrossCache
 from runtime.ranks.host_slots import HostSlots
 from runtime.ranks.sample_rows import SampleRows
 from runtime.ranks.slot_lengths import SlotLengths
@@ -40,8 +41,10 @@ class Slots:
         processors: Processors | None = None,
         penalises: Penalises = penalise,
         thresholds: Thresholds = EXACT,
+        cross: CrossCache | None = None,
     ) -> None:
-        """`thresholds`: of drafts that rows verify."""
+        """`thresholds`: of drafts that rows verify; `cross`: of a model that attends to sounds."""
+        self.cross = cross
         self.thresholds = thresholds
         self.torch_device = torch_device
         self.vocab_size = vocab_size

@@ -17,28 +17,27 @@ from runtime.devices.host_memory import HostPages, open_host
 from runtime.devices.progress import Progress
 from runtime.errors import StartError
 from runtime.layers.attention.paged import Attention, MlaAttention
-from runtime.layers.fused_ops import fused_ops_of
 from runtime.layers.lora import LoraAdapters
-from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.logits_ops import logits_ops_of
-from runtime.layers.sampling.processors import Processors
-from runtime.layers.sampling.thresholds import EXACT, Thresholds
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.ranks import RankReady, StartRank
 from runtime.models.base import Model
-from runtime.models.config.media_config import kept_bytes
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_schemes import require_supported
 from runtime.models.config.recurrent_config import draft_nodes
 from runtime.models.loader import DTYPES, resolve_dtype
+from runtime.models.vision.encoder_alone import maker
+from runtime.ranks.cross_cache import CrossCache, media_bytes, open_cross
 from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.drafting.draft_weights import open_draft_weights
-from runtime.ranks.drafting.open_drafts import LoadedDraft, open_draft_loader
+from runtime.ranks.drafting.open_drafts import LoadedDraft, open_draft_loader, with_aux_layers
 from runtime.ranks.expert_counts import open_load
 from runtime.ranks.graph_setup import GraphSetup
 from runtime.ranks.host_states import host_share, open_host_states
+from runtime.ranks.kernel_steps import compile_kernels
 from runtime.ranks.memory_saver import MemorySaver, allocate_kv, num_cache_bytes
 from runtime.ranks.model_runner import ModelRunner
+from runtime.ranks.open_slots import open_slots
 from runtime.ranks.pipeline import of_stage, open_pipeline
 from runtime.ranks.profile_run import largest_step, run_largest_step, step_pages
 from runtime.ranks.recurrent_states import RecurrentStates
@@ -71,10 +70,10 @@ def start_torch_rank(
     dtype = resolve_dtype(start.dtype, config, (*facts.dtypes, *facts.other_dtypes))
     if config.quantization is not None:
         require_supported(config.quantization.schemes, facts.schemes, facts.name)
-    device = open_device(start, rank, dtype)
+    device = with_aux_layers(open_device(start, rank, dtype), start, config, facts.schemes)
     budget = int(device.memory.free_bytes() * start.memory_fraction)
     times.append(perf_counter())
-    loader = WeightsLoader(device, start, config, dtype, facts.schemes)
+    loader = WeightsLoader(device, start, config, dtype, facts.schemes, maker(start, dtype, config))
     draft_loader = open_draft_loader(device, start, config, dtype, facts.schemes)
     model = (loaded := loader.load(progress, writes=True)).model
     draft = None if draft_loader is None else draft_loader.load(model, progress)
@@ -87,13 +86,14 @@ def start_torch_rank(
     progress("profile", 0, 0)
     config = of_stage(config, device.stage)
     dtypes = Dtypes(dtype, KV_DTYPES.get(start.kv_dtype, dtype), DTYPES[start.state_dtype])
+    cross = open_cross(device, model, config, start.page_size, start.max_slots, dtype)
     budget -= weights_bytes + (experts.num_bytes if experts is not None else 0)
-    budget -= kept_bytes(config.media if device.stage.is_first else None, dtype.itemsize)
-    num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes, draft))
+    budget -= media_bytes(config.media if device.stage.is_first else None, cross, dtype.itemsize)
+    num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes, draft, cross, progress))
     progress("pages", 0, 0)
     sizes, kv, states = allocate_pages(device, model, start, config, dtypes, num_bytes, draft)
     draft_kv = allocate_draft_kv(device, draft, start, sizes[0], dtypes)
-    slots = open_slots(rank, device, start, config, len(sizes))
+    slots = open_slots(rank, device, start, config, len(sizes), cross)
     host = open_host_tier(rank, start, device, kv + draft_kv, sizes, states)
     copies = None if host is None else device.memory.open_page_copier(kv + draft_kv, host, start.page_size)
     if experts is not None:
@@ -121,8 +121,7 @@ def start_torch_rank(
     memory_saver = MemorySaver(rank, runner, loader, loaded.num_bytes, dtypes.kv, sizes, host, weights)
     times.append(perf_counter())
     ready = report(rank, runner, sizes, weights_bytes, np.diff(times).tolist())
-    has_states = config.num_recurrent_layers > 0 or (start.pp_size > 1 and config.recurrent is not None)
-    ready = with_sizes(ready, host, states, has_states=has_states)
+    ready = with_sizes(ready, host, states, has_states=keeps_states(start, config))
     return StartedRank(runner, memory_saver, ready, start.trace_folder, start.num_ranks)
 
 
@@ -140,6 +139,11 @@ def report(
         phases_s=dict(zip(("device", "weights", "pages"), times_s, strict=True)),
         used_bytes=runner.device.memory.used_bytes(),
     )
+
+
+def keeps_states(start: StartRank, config: ModelConfig) -> bool:
+    """Whether a rank of the model may have states. `config`: of this rank's stage."""
+    return config.num_recurrent_layers > 0 or (start.pp_size > 1 and config.recurrent is not None)
 
 
 def with_sizes(
@@ -178,7 +182,7 @@ def allocate_pages(
     dtypes: Dtypes,
     budget: int,
     draft: LoadedDraft | None,
-) -> tuple[list[int], list[tuple[Tensor, Tensor]], RecurrentStates | None]:
+) -> tuple[list[int], list[tuple[Tensor, ...]], RecurrentStates | None]:
     """Pages of each pool, padding pages included, the cache of each layer, and the states of recurrent
     layers, in `budget` bytes with the pages of a draft model."""
     recurrent, ranks = config.recurrent, device.collectives.size
@@ -201,7 +205,7 @@ def allocate_pages(
 
 def allocate_draft_kv(
     device: Device, draft: LoadedDraft | None, start: StartRank, num_pages: int, dtypes: Dtypes
-) -> list[tuple[Tensor, Tensor]]:
+) -> list[tuple[Tensor, ...]]:
     """The cache of each layer of a draft model, if there is one."""
     attentions = [] if draft is None else draft.network.attentions
     return [allocate_kv(device, layer, num_pages * start.page_size, dtypes.kv) for layer in attentions]
@@ -211,7 +215,7 @@ def open_drafts(
     device: Device,
     draft: LoadedDraft | None,
     slots: Slots,
-    kv: list[tuple[Tensor, Tensor]],
+    kv: list[tuple[Tensor, ...]],
     start: StartRank,
     dtype: torch.dtype,
 ) -> DraftRunner | None:
@@ -234,24 +238,6 @@ def open_states(
     )
 
 
-def open_slots(rank: int, device: Device, start: StartRank, config: ModelConfig, num_pools: int) -> Slots:
-    """State of the slots. One rank alone samples, so it alone has grammars and logits processors."""
-    samples = rank in start.samplers
-    return Slots(
-        start.max_slots,
-        -(-start.max_len // start.page_size),
-        config.vocab_size,
-        device.torch_device,
-        num_pools,
-        GrammarMasks(start.grammar if samples else None, config.vocab_size, samples=samples),
-        Processors(start.processors if samples else []),
-        fused_ops_of(device).penalise,
-        EXACT
-        if start.speculation is None
-        else Thresholds(start.speculation.accept_single, start.speculation.accept_acc),
-    )
-
-
 def memory_for_pages(
     device: Device,
     model: Model,
@@ -259,20 +245,26 @@ def memory_for_pages(
     config: ModelConfig,
     dtypes: Dtypes,
     draft: LoadedDraft | None,
+    cross: CrossCache | None,
+    progress: Progress,
 ) -> int:
     """Bytes that pages may take so that there is memory for the largest step as well, if the device can
-    measure what that takes."""
-    if config.encoder is not None or config.pooling is not None:
+    measure what that takes. Kernels are compiled before it is measured."""
+    if config.encoder is not None or config.pooling is not None or start.encoding == "alone":
         return device.memory.free_bytes()
 
     def run() -> None:
         # some operators read pages, so layers of one shape share a cache of the step's size
         num_tokens = step_pages(largest_step(start), start.page_size) * start.page_size
-        forms = {(layer.num_kv_heads, layer.key_dim, layer.value_dim): layer for layer in model.attentions}
+        forms = {(layer.num_kv_heads, layer.cache_dims): layer for layer in model.attentions}
         caches = {form: allocate_kv(device, layer, num_tokens, dtypes.kv) for form, layer in forms.items()}
-        kv = [caches[layer.num_kv_heads, layer.key_dim, layer.value_dim] for layer in model.attentions]
+        kv = [caches[layer.num_kv_heads, layer.cache_dims] for layer in model.attentions]
         slots = Slots(
-            start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.torch_device
+            start.max_slots,
+            -(-start.max_len // start.page_size),
+            config.vocab_size,
+            device.torch_device,
+            cross=cross,
         )
         windows = tuple(sorted(set(config.windows)))
         states = open_states(device, start, config, dtypes, 1)  # all rows use the padding slot
@@ -291,6 +283,7 @@ def memory_for_pages(
             drafts=drafts,
             pipeline=open_pipeline(device, start, config, dtypes.activations),
         )
+        compile_kernels(runner, start, progress)
         run_largest_step(runner, start)
 
     return device.memory.free_bytes() - device.memory.measure_peak(run)
@@ -300,7 +293,7 @@ def open_host_tier(
     rank: int,
     start: StartRank,
     device: Device,
-    kv: list[tuple[Tensor, Tensor]],
+    kv: list[tuple[Tensor, ...]],
     sizes: list[int],
     states: RecurrentStates | None,
 ) -> HostPages | None:
@@ -347,7 +340,7 @@ def token_bytes(attentions: Sequence[Attention | MlaAttention], kv_dtype: torch.
     """Bytes of a token's keys and values in all full layers, and in all layers with a window."""
     sizes = [0, 0]
     for layer in attentions:
-        sizes[layer.window > 0] += layer.num_kv_heads * (layer.key_dim + layer.value_dim) * kv_dtype.itemsize
+        sizes[layer.window > 0] += layer.num_kv_heads * sum(layer.cache_dims) * kv_dtype.itemsize
     return sizes[0], sizes[1]
 
 

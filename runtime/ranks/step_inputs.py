@@ -9,6 +9,7 @@ from torch import Tensor
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import AttentionPlan, Device, ForwardBatch, PageLoads
+from runtime.devices.cross_batch import CrossBatch
 from runtime.layers.attention.bidirectional import plan_bidirectional
 from runtime.layers.parallel.context_parallel import TokenPart
 from runtime.layers.sampling.verify import Accepted
@@ -16,6 +17,7 @@ from runtime.layers.upload import upload, upload_int64
 from runtime.messages.steps import StepPlan
 from runtime.ranks.drafting.own_rows import Drafted
 from runtime.ranks.encoded_media import EncodedMedia
+from runtime.ranks.group_rows import GroupRows
 from runtime.ranks.host_slots import HostSlots
 from runtime.ranks.prompt_parts import open_part
 from runtime.ranks.recurrent_states import RecurrentStates
@@ -31,7 +33,7 @@ class StepInputs:
         self,
         device: Device,
         slots: Slots,
-        kv: list[tuple[Tensor, Tensor]],
+        kv: list[tuple[Tensor, ...]],
         page_size: int,
         windows: tuple[int, ...],
         states: RecurrentStates | None = None,
@@ -51,15 +53,20 @@ class StepInputs:
         self.states = states
 
     def batch(
-        self, plan: StepPlan, starts: np.ndarray, page_loads: PageLoads | None, drafted: Drafted | None = None
+        self,
+        plan: StepPlan,
+        starts: np.ndarray,
+        page_loads: PageLoads | None,
+        drafted: Drafted | None = None,
+        groups: GroupRows | None = None,
     ) -> ForwardBatch:
-        """`starts`, int64 [R]: the length of each row's slot before the step; `drafted`: drafts in place of
-        those that the plan leaves to the ranks."""
+        """`starts`, int64 [R]: the length of each row's slot before the step; `drafted`: in place of drafts
+        that the plan leaves to the ranks; `groups`: what the step has of attention groups; None: one."""
         torch_device = self.device.torch_device
         is_decode = plan.num_decodes == len(plan.slots)
         host = self.slots.host
         if is_decode and host is not None and self.kv:
-            return self._decode_batch(plan, starts, page_loads, host)
+            return self._decode_batch(plan, starts, page_loads, host, groups)
         counts = plan.counts.astype(np.int64)
         begins = counts.cumsum() - counts
         host_positions = starts if is_decode else _positions(starts, begins, counts)
@@ -77,8 +84,8 @@ class StepInputs:
                 states=self.states.rows(plan),
             )
         if not self.kv:  # an encoder
-            second_at = self.slots.second_at[plan.slots]
-            types = (second_at > 0).repeat(counts) & (host_positions >= second_at.repeat(counts))
+            second_at = self.slots.second_at[plan.slots].repeat(counts)
+            types = (second_at > 0) & (host_positions >= second_at)
             return ForwardBatch(
                 token_ids,
                 positions,
@@ -87,10 +94,10 @@ class StepInputs:
                 plan_bidirectional(counts, torch_device),
                 upload_int64(types, torch_device),
                 page_loads,
+                self.embeds(plan),
             )
-        token_slots = plan.slots if is_decode else np.repeat(plan.slots, counts)
-        locations = self._locations(token_slots, host_positions, positions)
-        trees = tree_parents(plan)
+        locations = self._locations(np.repeat(plan.slots, counts), host_positions, positions)
+        trees = tree_parents(plan) or None
         if trees:
             assert self.device.facts.has_tree_attention, f"{self.device.facts.name} attends to no trees"
             host_positions = _tree_positions(host_positions, begins, trees)
@@ -110,15 +117,16 @@ class StepInputs:
             is_decode=is_decode,
             states=None if self.states is None else self.states.rows(plan),
             part=part,
+            cross=self.cross(plan),
         )
-        return self._with_attention(batch, rows)
+        return self._with_attention(batch, rows, groups)
 
     def _rows(
-        self, plan: StepPlan, starts: np.ndarray, begins: np.ndarray, trees: dict[int, np.ndarray]
+        self, plan: StepPlan, starts: np.ndarray, begins: np.ndarray, trees: dict[int, np.ndarray] | None
     ) -> AttentionRows:
         """The step's rows, whose tokens begin at `begins` in it and at `starts` in their slots, int64 [R]."""
         spans = image_spans(plan, begins) if self.sees_whole_images else None
-        return AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees or None, spans=spans)
+        return AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees, spans=spans)
 
     def part_of(self, plan: StepPlan, rows: AttentionRows) -> tuple[TokenPart | None, AttentionRows]:
         """This rank's part of the step where ranks share prompts, and its rows; else None, and all rows."""
@@ -130,7 +138,12 @@ class StepInputs:
         return opened or (None, rows)
 
     def _decode_batch(
-        self, plan: StepPlan, starts: np.ndarray, page_loads: PageLoads | None, host: HostSlots
+        self,
+        plan: StepPlan,
+        starts: np.ndarray,
+        page_loads: PageLoads | None,
+        host: HostSlots,
+        groups: GroupRows | None,
     ) -> ForwardBatch:
         """`batch` of rows that all decode, where the host computes."""
         rows = AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts)
@@ -144,17 +157,31 @@ class StepInputs:
             embeds=self.embeds(plan),
             is_decode=True,
             states=None if self.states is None else self.states.rows(plan),
+            cross=self.cross(plan),
         )
-        return self._with_attention(batch, rows)
+        return self._with_attention(batch, rows, groups)
 
-    def _with_attention(self, batch: ForwardBatch, rows: AttentionRows) -> ForwardBatch:
+    def cross(self, plan: StepPlan) -> CrossBatch | None:
+        """What layers that attend to sounds need; None: the model has none."""
+        if self.slots.cross is None:
+            return None
+        new = None if plan.media is None or self.media is None else self.media.rows(plan.media)
+        return self.slots.cross.batch(plan, new)
+
+    def _with_attention(
+        self, batch: ForwardBatch, rows: AttentionRows, groups: GroupRows | None
+    ) -> ForwardBatch:
         """The batch with its plan of attention, or as two micro-batches with theirs."""
-        overlap = self.device.overlap
-        if overlap.two_batches and can_cut(batch, rows):
+        overlap, first = self.device.overlap, 0
+        if groups is not None:
+            first = groups.first_on(self.device)
+        elif overlap.two_batches and can_cut(batch, rows):
             first = num_first(rows.counts, overlap.threshold)
-            if first:
-                return in_two(batch, rows, first, self._plan_attention)
-        return replace(batch, attention=self._plan_attention(rows))
+        if first:
+            batch = in_two(batch, rows, first, self._plan_attention)
+        else:
+            batch = replace(batch, attention=self._plan_attention(rows))
+        return batch if groups is None else groups.put_into(batch, self.device)
 
     def _plan_attention(self, rows: AttentionRows) -> AttentionPlan:
         return self.device.ops.plan_attention(rows, self.slots.page_tables, self.page_size, self.windows)
@@ -193,7 +220,7 @@ class StepInputs:
     def embeds(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
         """Places of tokens whose embeddings the plan gives or that take rows of encodings, int64 [E], and
         these, [E, hidden]."""
-        if plan.media is not None and self.media is not None:
+        if plan.media is not None and self.media is not None and self.slots.cross is None:
             return self.media.rows(plan.media)
         if plan.embed_places is None or plan.embeds is None:
             return None

@@ -3,6 +3,7 @@ ranks/start.py makes what it is constructed with."""
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from runtime import log
@@ -10,7 +11,7 @@ from runtime.devices.executor import Pending
 from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
-from runtime.messages.media import Encode
+from runtime.messages.media import Encode, EncodeRows, RowsEncoded
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, Profile
 from runtime.messages.steps import GroupSteps, StepPlan
@@ -21,6 +22,8 @@ from runtime.ranks.launched import Unreported
 from runtime.ranks.memory_saver import drop_graphs
 from runtime.ranks.profiler import Recording
 from runtime.ranks.start import StartedRank
+
+NO_ROWS = np.empty(0, np.float32)
 
 
 class TorchExecutor:
@@ -59,13 +62,16 @@ class TorchExecutor:
         """See Executor.launch_group."""
         runner = self.runner
         assert runner.device.attention is not None, "a step of groups where there are none"
-        plan, groups = step.plans[runner.device.attention.index], group_rows(step)
+        group, drafts = runner.device.attention.index, runner.drafts
+        drafts_trees = drafts is not None and drafts.branches > 1
+        groups = group_rows(step, runner.device.overlap, drafts_trees=drafts_trees)
+        plan = step.plans[group]
         with torch.inference_mode():
             if plan is not None:
                 return runner.launch(plan, groups)
             padding = runner.slots.padding
             runner.slots.lengths.admit([padding], [0])
-            runner.launch(padding_plan(step.step, padding), groups)
+            runner.launch(padding_plan(step.step, padding, groups.tokens[group]), groups)
         return Unreported()
 
     def encode(self, command: Encode) -> None:
@@ -75,6 +81,19 @@ class TorchExecutor:
             return
         with torch.inference_mode():
             media.encode(command, encoder)
+
+    def encode_rows(self, command: EncodeRows) -> RowsEncoded:
+        """See Executor.encode_rows."""
+        encoder = encoder_of(self.runner.model)
+        assert encoder is not None, "an encoder server has an encoder"
+        media = command.media
+        try:
+            with torch.inference_mode():
+                rows = encoder.encode([media])[0].float().cpu()
+        except (RuntimeError, ValueError, IndexError) as error:  # of an input of another shape
+            log.get("ranks").warning("an input could not be encoded", shape=media.shape, exc_info=True)
+            return RowsEncoded(id=command.id, rows=NO_ROWS, error=type(error).__name__)
+        return RowsEncoded(id=command.id, rows=rows.numpy().ravel(), num_rows=len(rows))
 
     def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:
         """See Executor.capture."""

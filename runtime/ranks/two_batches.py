@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import AttentionPlan, Device, ForwardBatch
+from runtime.messages.steps import StepPlan
 from runtime.models.base import Model
 from runtime.ranks.turns import Turns
 
@@ -33,10 +34,21 @@ def num_first(counts: np.ndarray, threshold: float) -> int:
     return total // 2
 
 
+def can_cut_plan(plan: StepPlan) -> bool:
+    """As `can_cut`, from a plan alone."""
+    return (
+        plan.draft_parents is None
+        and plan.embed_places is None
+        and plan.media is None
+        and plan.page_copies is None
+    )
+
+
 def can_cut(batch: ForwardBatch, rows: AttentionRows) -> bool:
-    """Whether a step can be cut: none with trees of drafts, with embeddings that are given, or with pages
-    that come from host memory layer by layer."""
-    return rows.parents is None and batch.embeds is None and batch.page_loads is None
+    """Whether a step can be cut: none with trees of drafts, with embeddings that are given or sounds, or with
+    pages that come from host memory layer by layer."""
+    is_plain = batch.embeds is None and batch.cross is None
+    return rows.parents is None and is_plain and batch.page_loads is None
 
 
 def cut_rows(rows: AttentionRows, first: int) -> tuple[AttentionRows, AttentionRows]:
@@ -79,13 +91,18 @@ def in_two(
 
 def forward_in_turns(device: Device, model: Model, batches: tuple[ForwardBatch, ForwardBatch]) -> Tensor:
     """Hidden states of both micro-batches, [T, hidden]."""
-    ranks, turns = device.collectives, Turns[Tensor]()
-    ranks.meanwhile = turns.pass_on
+    turns, attention = Turns[Tensor](), device.attention
+    exchanges = [device.collectives]
+    if attention is not None:
+        exchanges += [attention.heads, attention.group, attention.peers]
+    for ranks in exchanges:
+        ranks.meanwhile = turns.pass_on if ranks.size > 1 else None
     try:
         first, second = (partial(model.forward, batch) for batch in batches)
         return torch.cat(turns.run(first, as_here(device, second)))
     finally:
-        ranks.meanwhile = None
+        for ranks in exchanges:
+            ranks.meanwhile = None
 
 
 def as_here(device: Device, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -63,7 +63,13 @@ def read_model(start: StartRank, schemes: tuple[str, ...] = SCHEMES, rank: int =
     )
     held = None if config.quantization is None else config.quantization.on_device(schemes)
     scales = start.cache_scales[rank] if start.cache_scales else ()
-    return structs.replace(config, has_wide_head=start.has_wide_head, quantization=held, cache_scales=scales)
+    return structs.replace(
+        config,
+        has_wide_head=start.has_wide_head,
+        quantization=held,
+        cache_scales=scales,
+        encodes_elsewhere=start.encoding == "elsewhere",
+    )
 
 
 @dataclass(frozen=True, slots=True)

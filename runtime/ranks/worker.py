@@ -40,7 +40,7 @@ from runtime.freed_memory import return_freed_memory
 from runtime.messages.codec import Wire
 from runtime.messages.experts import ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
-from runtime.messages.media import Encode
+from runtime.messages.media import Encode, EncodeRows
 from runtime.messages.memory import ChangeMemory, UpdateWeights
 from runtime.messages.ranks import (
     Capture,
@@ -187,6 +187,10 @@ class RankWorker:
                 self._last_step = command.step
             case Encode():
                 executor.encode(command)
+            case EncodeRows():
+                encoded = executor.encode_rows(command)
+                if self._reports:
+                    self._send(encoded)
             case Capture():
                 self._capture(executor, command)
             case PrepareGrammar():

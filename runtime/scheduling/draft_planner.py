@@ -23,17 +23,15 @@ class DraftPlanner:
         self.drafter = drafter
         self.predicted = PredictedDrafter(roster.max_running)
         self.max_step_tokens = max_step_tokens
+        self._rests = 0  # steps for which the drafter is left alone
+        self._num_rested, self._rested_s = 0, 0.0  # steps that it was told nothing of, and what they took
         self._nodes = 0  # tokens in rows of drafts for which recurrent layers have memory in the next step
         # sequences with forced tokens or drafts in flight, by id; others decode one token a row
         self.pending: dict[int, Sequence] = {}
 
-    @property
-    def is_active(self) -> bool:
-        """Whether a sequence may have drafts, in the next step or in flight."""
-        return self.drafter is not None or bool(self.pending) or bool(self.predicted)
-
     def add(self, sequence: Sequence) -> None:
         """The sequence was added to the scheduler."""
+        self._rests = 0
         if sequence.request.prediction:
             self.predicted.add(sequence)
 
@@ -42,20 +40,43 @@ class DraftPlanner:
         sequence.forced, sequence.forced_at = tokens, len(sequence.tokens)
         self.pending[sequence.id] = sequence
 
-    def begin(self) -> None:
-        """A step is planned."""
+    def begin(self) -> bool:
+        """A step is planned. -> whether a sequence may have drafts, in this step or in flight"""
         rows = len(self.roster.decoding)
-        if self.drafter is not None:
-            self.drafter.begin(rows)
+        asks = bool(self.pending)
+        if self._rests:
+            self._rests -= 1
+        elif self.drafter is not None:
+            if self._num_rested:
+                self.drafter.passed(rows, self._num_rested, self._rested_s)
+                self._num_rested, self._rested_s = 0, 0.0
+            rests = self.drafter.begin(rows)
+            if not rests and rows == 1:
+                only = self.roster.decoding[0]
+                rests = only.draft_from - only.computed_len - only.drafting
+            if rests > 0:
+                self._rests = rests - 1
+            else:
+                asks = True
         if self.predicted:
             self.predicted.begin(rows)
+            asks = True
+        return asks
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
         """A step without prompts, of so many rows and drafts, took `seconds`."""
-        if self.drafter is not None:
+        if self._rests and not drafts:
+            self._num_rested += 1
+            self._rested_s += seconds
+        elif self.drafter is not None:
             self.drafter.learn(rows, drafts, seconds)
         if self.predicted:
             self.predicted.learn(rows, drafts, seconds)
+
+    def passed(self, seconds: float) -> None:
+        """A step with prompts took `seconds`."""
+        self._num_rested += 1
+        self._rested_s += seconds
 
     def budget(self) -> int:
         """Draft tokens of the next step, which is about to be planned; known tokens of prompts get at least

@@ -62,12 +62,18 @@ class Drafter(ABC):
         differ while other drafts of the sequence are in flight. None: nothing to propose.
         """
 
-    def begin(self, rows: int) -> None:
-        """A step is planned in which so many sequences may have drafts."""
-        return
+    def begin(self, rows: int) -> int:
+        """A step is planned in which so many sequences may have drafts. -> for how many steps, this one among
+        them, the drafter wants to be left alone: 0 to be asked for drafts now"""
+        return 0
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
         """A step without prompts, of so many rows and drafts, took `seconds`."""
+        return
+
+    def passed(self, rows: int, steps: int, seconds: float) -> None:
+        """Steps of so many rows each, with prompts among them or while the drafter was left alone, took
+        `seconds`."""
         return
 
     def landed(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:

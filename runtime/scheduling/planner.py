@@ -151,10 +151,8 @@ class Planner:
         """A row for each decoding sequence that may still grow, with drafts where there are some; when pages
         run out the last in precedence give way."""
         roster, page_size = self.roster, self.roster.cache.page_size
-        asks, budget = self.drafts.is_active, 0
-        if asks:
-            self.drafts.begin()
-            budget = self.drafts.budget()
+        asks = self.drafts.begin()
+        budget = self.drafts.budget() if asks else 0
         pending = self.drafts.pending
         rows, starts = list[Sequence](), list[int]()
         drafted: list[tuple[Sequence, Draft, int]] = []

@@ -217,6 +217,8 @@ class Scheduler:
             self.planner.chunking.learn(flight.work, result.compute_s)
         if flight.num_drafts is not None:
             self.planner.drafts.learn(len(flight.computed), flight.num_drafts, result.compute_s)
+        else:
+            self.planner.drafts.passed(result.compute_s)
         self.last_step = flight.step
         if self.cache.host.is_on:
             self.cache.host.confirm(flight.step)

@@ -45,6 +45,18 @@ class FileSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return cache_folder(environment) / "pages"
 
 
+class MooncakeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the mooncake backend."""
+
+    master_server_address: A[str, Meta(min_length=1)]  # HOST:PORT of mooncake_master
+    local_hostname: str = "localhost"  # at which other clients of the store reach this server
+    metadata_server: str = "P2PHANDSHAKE"  # none: clients tell each other what they have
+    global_segment_size: A[int, Meta(ge=0)] = 4 << 30  # bytes of memory that this server lends the store
+    local_buffer_size: A[int, Meta(ge=1 << 20)] = 64 << 20  # bytes for records on their way
+    protocol: str = "tcp"  # or rdma
+    device_name: str = ""  # network devices with RDMA, separated by commas
+
+
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Our folder in this user's caches; for a user without a home, in the system's."""
     base = environment.get("XDG_CACHE_HOME", "")
@@ -62,6 +74,10 @@ class PlugInSettings(Struct, frozen=True, kw_only=True):
     module: A[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]  # package.module:Class
 
 
+OWN_SETTINGS: dict[str, type[FileSettings] | type[MooncakeSettings]] = {
+    "file": FileSettings,
+    "mooncake": MooncakeSettings,
+}
 TIER_NAMES = frozenset(TierSettings.__struct_fields__)
 PLUG_IN_NAMES = frozenset(PlugInSettings.__struct_fields__)
 
@@ -86,10 +102,11 @@ def problem(backend: str, config: Mapping[str, JsonValue] | None) -> str | None:
                 return 'names no plug-in; give "module": "package.module:Class"'
             msgspec.convert(_only(own, PLUG_IN_NAMES), PlugInSettings)
         else:
-            msgspec.convert(own, FileSettings)
+            msgspec.convert(own, OWN_SETTINGS.get(backend, FileSettings))  # the others are refused
     except msgspec.ValidationError as error:
         known = sorted(
-            TIER_NAMES | set(FileSettings.__struct_fields__ if backend == "file" else PLUG_IN_NAMES)
+            TIER_NAMES
+            | set(OWN_SETTINGS[backend].__struct_fields__ if backend in OWN_SETTINGS else PLUG_IN_NAMES)
         )
         return f"is not possible: {error}; it knows {', '.join(known)}"
     return None

@@ -5,7 +5,7 @@ The methods are called in worker threads, several at a time.
 
 import importlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
 from msgspec import Struct
@@ -15,6 +15,7 @@ from runtime.errors import StartError, Unavailable
 from runtime.json_value import JsonValue
 from runtime.storage.backend import Backend, BackendConfig, Damaged
 from runtime.storage.files import FileBackend
+from runtime.storage.mooncake import MooncakeBackend
 from runtime.storage.record import HEADER_BYTES, header, is_intact
 
 LOG_AGAIN_S = 3600.0  # the same kind of error is logged once in this time
@@ -140,10 +141,14 @@ class Store:
             )
 
 
+# backends of this version; the others are plug-ins
+OWN: dict[str, Callable[[BackendConfig], Backend]] = {"file": FileBackend, "mooncake": MooncakeBackend}
+
+
 def open_store(backend: str, settings: Mapping[str, JsonValue], identity: bytes, page_bytes: int) -> Store:
     """Opens the backend that --hicache-storage-backend names. Blocks. Raises StartError."""
     config = BackendConfig(record_bytes=HEADER_BYTES + page_bytes, identity=identity, settings=dict(settings))
-    return Store(FileBackend(config) if backend == "file" else _plug_in(config), identity)
+    return Store(OWN.get(backend, _plug_in)(config), identity)
 
 
 def _plug_in(config: BackendConfig) -> Backend:

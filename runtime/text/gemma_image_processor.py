@@ -46,6 +46,7 @@ class GemmaImageProcessor:
     """Prepares images for Gemma3Encoder; see MediaProcessor."""
 
     sounds = None
+    is_attended = False
 
     def __init__(
         self, encoder: Gemma3Encoder, config: GemmaImageConfig, encode: Callable[[str], list[int]]

@@ -9,6 +9,7 @@ from PIL import Image
 from runtime.errors import InvalidRequest
 from runtime.media_kind import MediaKind
 from runtime.messages.media import Media
+from runtime.models.config.dual_config import DualImages
 from runtime.models.config.image_config import ImageConfig, Normalization
 from runtime.models.config.media_config import LlavaEncoder
 from runtime.text.media_prompts import Prepared, check_kind
@@ -17,12 +18,13 @@ MAX_PIXELS = 1 << 26  # of an image after it was resized: narrow images become v
 
 
 class ClipImageProcessor:
-    """Prepares images for LlavaEncoder; see MediaProcessor. Each is as many tokens as the encoder makes
-    rows."""
+    """Prepares images for LlavaEncoder and DualImages; see MediaProcessor. Each is as many tokens as the
+    encoder makes rows."""
 
     sounds = None
+    is_attended = False
 
-    def __init__(self, encoder: LlavaEncoder, config: ImageConfig) -> None:
+    def __init__(self, encoder: LlavaEncoder | DualImages, config: ImageConfig) -> None:
         self.placeholder_ids = {MediaKind.IMAGE: encoder.placeholder_id}
         self._encoder = encoder
         self._config = config

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, RequestError
 from runtime.media_kind import NAMES
-from runtime.messages.media import Media, MediaInput, MediaKind, MediaSource
+from runtime.messages.media import Media, MediaInput, MediaKind, MediaSource, SoundLimits
 from runtime.messages.requests import GenerateRequest
 
 NOTHING: Mapping[tuple[int, int], int] = {}
@@ -40,13 +40,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     joined: Mapping[tuple[int, int], int] = NOTHING
 
 
-class SoundLimits(Struct, frozen=True, kw_only=True):
-    """Sounds that a model takes."""
-
-    rate: int  # samples a second
-    max_s: float  # seconds of the longest
-
-
 class MediaProcessor(Protocol):
     """Prepares files for the encoder of one family."""
 
@@ -60,6 +53,12 @@ class MediaProcessor(Protocol):
         """Sounds that the model takes; None: it takes none."""
         ...
 
+    @property
+    def is_attended(self) -> bool:
+        """Whether the model attends to a file apart from its prompt, which then has no placeholder: each
+        request has one file."""
+        ...
+
     def prepare(self, media: Media) -> Prepared:
         """One file. Thread-safe. Raises InvalidRequest, naming `Media.param`, for a kind or size that the
         model does not take."""
@@ -69,9 +68,15 @@ class MediaProcessor(Protocol):
 class MediaPrompts:
     """Prompts of one model that takes images or sounds."""
 
-    def __init__(self, processor: MediaProcessor, loader: MediaLoader) -> None:
-        self.loader = loader
+    def __init__(self, processor: MediaProcessor, loader: MediaLoader, *, pools: bool = False) -> None:
+        """`pools`: the model makes vectors, each of a text or of a file."""
+        self.loader, self.pools = loader, pools
         self._processor = processor
+
+    @property
+    def is_attended(self) -> bool:
+        """See MediaProcessor."""
+        return self._processor.is_attended
 
     def expand(
         self, prompt_ids: list[int], media: Sequence[Media]
@@ -80,7 +85,23 @@ class MediaPrompts:
         InvalidRequest."""
         num_images = sum(one.kind is MediaKind.IMAGE for one in media)
         prepared = [self._processor.prepare(structs.replace(one, num_images=num_images)) for one in media]
+        if self.is_attended:
+            return prompt_ids, (attended(prompt_ids, prepared),)
+        if self.pools:  # the file is all that there is
+            prompt_ids = [self._processor.placeholder_ids[one.kind] for one in prepared]
         return expand(prompt_ids, self._processor.placeholder_ids, prepared)
+
+
+def attended(prompt_ids: list[int], prepared: Sequence[Prepared]) -> MediaInput:
+    """The file that a prompt's tokens attend to, from the first one on. Raises InvalidRequest."""
+    if len(prepared) != 1 or not prompt_ids:
+        raise InvalidRequest(
+            "the model transcribes one sound a request; send it to /v1/audio/transcriptions", param="file"
+        )
+    (one,) = prepared
+    return MediaInput(
+        kind=one.kind, digest=one.digest, start=0, positions=one.positions, values=one.values, grid=one.grid
+    )
 
 
 def check_kind(media: Media, kinds: frozenset[MediaKind]) -> None:
@@ -103,9 +124,10 @@ async def load_media(prompts: MediaPrompts | None, request: GenerateRequest) -> 
         raise InvalidRequest(
             f"{param}: this server takes text alone; leave images, videos and sounds out", param=param
         )
-    if request.before is not None or request.pools:
+    if request.before is not None or (request.pools and not prompts.pools):
         raise InvalidRequest(
-            f"{param}: images, videos and sounds are not possible in sessions and embeddings; leave them out",
+            f"{param}: images, videos and sounds are not possible in sessions, and in embeddings of models "
+            "that embed texts alone; leave them out",
             param=param,
         )
     try:

@@ -46,6 +46,7 @@ class OneVisionProcessor:
     """Prepares images and videos for OneVisionEncoder; see MediaProcessor."""
 
     sounds = None
+    is_attended = False
 
     def __init__(self, encoder: OneVisionEncoder, config: TileConfig) -> None:
         self.placeholder_ids = {

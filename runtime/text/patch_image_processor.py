@@ -21,6 +21,7 @@ class PatchImageProcessor:
     """Prepares images and videos for QwenVlEncoder; see MediaProcessor. Their tokens stand in grids."""
 
     sounds = None
+    is_attended = False
 
     def __init__(
         self,

@@ -51,9 +51,9 @@ class Vocabulary:
         self._by_shown: dict[tuple[str, ...], tuple[frozenset[int], TokenTexts | None]] = {}
 
     @classmethod
-    def load(cls, folder: Path, size: int = 0) -> "Vocabulary":
-        """The tokenizer of a folder or of a GGUF file. Raises ModelError where the folder has no
-        tokenizer.json or it cannot be read."""
+    def load(cls, folder: Path, size: int = 0, padded: int = 0) -> "Vocabulary":
+        """The tokenizer of a folder or of a GGUF file. `padded`: tokens that all texts are filled up to; 0:
+        none are added. Raises ModelError where the folder has no tokenizer.json or it cannot be read."""
         if is_gguf(folder):
             return cls(*load_gguf_tokenizer(folder), size)
         data = _read_json(folder)
@@ -65,6 +65,8 @@ class Vocabulary:
         key = key_of(data, files, size)
         table = read_table(key, size)
         vocabulary = cls(tokenizer, files, size, table=table)
+        if padded:
+            _pad(tokenizer, files, padded)
         if table is None and vocabulary._has_texts:
             vocabulary._unkept_key = key
         return vocabulary
@@ -294,6 +296,18 @@ def _state(part: object) -> JsonDict | None:
     state = part.__getstate__()
     assert isinstance(state, bytes)
     return msgspec.json.decode(state, type=JsonDict)
+
+
+def _pad(tokenizer: Tokenizer, files: TokenizerFiles, length: int) -> None:
+    """All texts have `length` tokens at least from now on. Raises ModelError where no token fills up."""
+    text = files.special_tokens.get("pad_token", "")
+    id = tokenizer.token_to_id(text)
+    if id is None:
+        raise ModelError(
+            "tokenizer_config.json names no pad_token of the vocabulary, with which texts of this model are "
+            "filled up; restore it from the model's source"
+        )
+    tokenizer.enable_padding(pad_id=id, pad_token=text, length=length)
 
 
 def _add_tokens(tokenizer: Tokenizer, files: TokenizerFiles) -> None:

@@ -17,23 +17,36 @@ import anyio
 from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
 from msgspec import Struct
-from msgspec.msgpack import Decoder
 
 from runtime import log
 from runtime.cache.sequence import Sequence
-from runtime.cache.storage_connector import Reserved, StorageConnector, Wanted
+from runtime.cache.storage_connector import StorageConnector, Wanted
 from runtime.errors import LinkError
-from runtime.messages.transfer import Ask, End, Found, PageLayout, Pages, Refused, State, ToDecode, Waiting
+from runtime.messages.transfer import (
+    Ask,
+    End,
+    Found,
+    Memory,
+    PageLayout,
+    Pages,
+    PagesAt,
+    Refused,
+    State,
+    StateAt,
+    ToDecode,
+    Waiting,
+)
 from runtime.scheduling.scheduler import Scheduler
+from runtime.transfer.incoming import ANSWERS, Incoming, Remote
 from runtime.transfer.key import parse_source
-from runtime.transfer.layout import RankPages, mismatch, split
+from runtime.transfer.layout import RankPages, mismatch
+from runtime.transfer.reading import Places
 from runtime.transfer.rooms import Rooms
-from runtime.transfer.wire import MOVES, Bytes, Wire, connect
+from runtime.transfer.transports import TCP, Transport, is_of_this_machine
+from runtime.transfer.wire import MOVES, Wire, connect, connect_local
 
 LOG = log.get("transfer")
 LOG_AGAIN_S = 60.0  # failures of one source are logged once in this time
-ANSWERS = Decoder(ToDecode)
-FAKE = "fake"  # the backend that moves nothing
 IDLE_WIRES = 8  # of one source, kept for the next requests
 MAX_PORTION_BYTES = 1 << 30  # of pages behind one message; senders take much less, but for huge pages
 
@@ -63,11 +76,12 @@ class PageFetches:
         fakes_all: bool,
         identity: bytes,
         key: bytes,
+        transport: Transport | None,
         wake: Callable[[], None],
     ) -> None:
         """`least_tokens`: prompts that lack fewer are computed here; `is_fake`: pages are made up, and with
         `fakes_all` for requests without another half as well; `identity`: of the pages; `key`: the secret of
-        both servers."""
+        both servers; `transport`: by which the other one's memory is read, if it lets us; None: it sends."""
         self.received = Received()
         self._scheduler = scheduler
         self._pages = pages
@@ -76,6 +90,7 @@ class PageFetches:
         self._key = key
         self._least_pages = max(1, -(-least_tokens // scheduler.config.page_size))
         self._is_fake, self._fakes_all = is_fake, fakes_all
+        self._transport = transport
         self._wake = wake
         self._connector = StorageConnector(lambda: scheduler.cache, identity)
         self._threads = CapacityLimiter(MOVES)
@@ -134,16 +149,20 @@ class PageFetches:
         self.received.fetches += 1
         num_there = len(wanted.passed)
         keys = b"".join([*wanted.passed, *wanted.keys])
-        ask = Ask(room, self._identity, first - num_there, keys, num_there)
+        transport = TCP if self._transport is None else self._transport.name
+        ask = Ask(room, self._identity, first - num_there, keys, num_there, transport)
         try:
-            wire, layout = await self._ask(source, ask)
+            incoming = await self._ask(source, ask)
             try:
-                while count := await self._receive(wire, layout, sequence, first):
+                end = first + len(wanted.keys)
+                while count := await self._receive(incoming, sequence, first, end):
                     first += count
             except BaseException:
-                wire.close()
+                incoming.wire.close()
                 raise
-            self._keep(source, wire)
+            finally:
+                incoming.close()
+            self._keep(source, incoming.wire)
             if first < wanted.first + len(wanted.keys) and not sequence.is_finished:
                 raise LinkError(f"it has {first - wanted.first} of {len(wanted.keys)} pages")
         except (LinkError, OSError) as error:
@@ -155,19 +174,31 @@ class PageFetches:
             self._scheduler.roster.waiting.release(sequence)
             self._wake()
 
-    async def _ask(self, source: str, ask: Ask) -> tuple[Wire, PageLayout]:
+    async def _ask(self, source: str, ask: Ask) -> Incoming:
         """Asks over a connection that is open, or else a new one. Raises LinkError."""
         wire, answer = await self._send(source, ask)
-        match answer:
-            case Found(layout=layout):
-                if (reason := mismatch(layout, self._pages.layout)) is None:
-                    return wire, layout
-            case Refused(reason=reason):
-                pass
-            case _:
-                reason = f"a {type(answer).__name__} came where a layout was due"
-        wire.close()
-        raise LinkError(reason)
+        try:
+            match answer:
+                case Found(layout=layout, memory=memory):
+                    if (reason := mismatch(layout, self._pages.layout)) is not None:
+                        raise LinkError(reason)
+                    remote = None if memory is None else await self._open(wire, memory, layout)
+                    return Incoming(wire, layout, self._pages, remote, self._threads)
+                case Refused(reason=reason):
+                    raise LinkError(reason)
+                case _:
+                    raise LinkError(f"a {type(answer).__name__} came where a layout was due")
+        except BaseException:
+            wire.close()
+            raise
+
+    async def _open(self, wire: Wire, memory: Memory, layout: PageLayout) -> Remote:
+        """What reads the memory of the other server."""
+        places = Places(memory, layout)
+        if self._transport is None or bool(memory.name) != bool(self._transport.server_name):
+            raise LinkError("it offers memory by another transport than was asked for")
+        fds = [] if memory.name else await wire.receive_files(places.count)
+        return Remote(self._transport.open(memory, fds), places)
 
     async def _send(self, source: str, ask: Ask) -> tuple[Wire, ToDecode]:
         """-> the connection, and what came first of all that is no notice"""
@@ -177,24 +208,39 @@ class PageFetches:
                 return wire, await _first_answer(wire, ask)
             except LinkError as error:  # it has ended since
                 LOG.debug("a connection has ended", source=source, reason=str(error))
-        address = parse_source(source)
-        assert address is not None, "checked with the header"
-        wire = await connect(*address, self._key, self._threads)
+        wire = await self._connect(source)
         return wire, await _first_answer(wire, ask)
 
-    async def _receive(self, wire: Wire, layout: PageLayout, sequence: Sequence, first: int) -> int:
-        """Takes the next pages, which begin with page `first` of the sequence. -> how many; 0: no more will
-        come"""
-        while isinstance(answer := await wire.receive(ANSWERS), Waiting):
+    async def _connect(self, source: str) -> Wire:
+        """A new connection: over this machine alone where the transport can, and the other server as well.
+        Raises LinkError."""
+        address = parse_source(source)
+        assert address is not None, "checked with the header"
+        host, port = address
+        name = b"" if self._transport is None else self._transport.local_name(port)
+        if name:
+            is_local = await to_thread.run_sync(is_of_this_machine, host, limiter=self._threads)
+            wire = await connect_local(name, self._key, self._threads) if is_local else None
+            if wire is not None:
+                return wire
+        return await connect(host, port, self._key, self._threads)
+
+    async def _receive(self, incoming: Incoming, sequence: Sequence, first: int, end: int) -> int:
+        """Takes the next pages, from page `first` of the sequence to `end` at most. -> how many; 0: no more
+        will come"""
+        while isinstance(answer := await incoming.wire.receive(ANSWERS), Waiting):
             if sequence.is_finished:
                 raise LinkError("its request has ended")
-        if isinstance(answer, State):
-            await self._receive_state(wire, answer, sequence, first)
-            answer = await wire.receive(ANSWERS)
+        if isinstance(answer, State | StateAt):
+            await self._receive_state(incoming, answer, sequence, first)
+            answer = await incoming.wire.receive(ANSWERS)
         if isinstance(answer, End):
             return 0
-        if not isinstance(answer, Pages) or not 0 < answer.count * layout.page_bytes <= MAX_PORTION_BYTES:
-            raise LinkError(f"{answer} came where pages were due")
+        page_bytes = incoming.layout.page_bytes
+        if not isinstance(answer, Pages | PagesAt) or not 0 < answer.count <= end - first:
+            raise LinkError(f"{answer} came where up to {end - first} pages were due")
+        if answer.count * page_bytes > MAX_PORTION_BYTES:
+            raise LinkError(f"{answer.count} pages of {page_bytes} bytes are too much at once")
         if sequence.is_finished:
             raise LinkError("its request has ended")
         count = answer.count
@@ -205,15 +251,17 @@ class PageFetches:
                 raise LinkError(
                     "host memory has no room for its pages; raise --hicache-size or --hicache-ratio"
                 )
-            await self._fill(wire, layout, reserved)
+            await incoming.fill(answer, reserved.hosts)
             num_adopted = count
         finally:
             self._connector.adopt(sequence, first, reserved, num_adopted)
         self.received.pages += count
-        self.received.bytes += count * layout.page_bytes
+        self.received.bytes += count * page_bytes
         return count
 
-    async def _receive_state(self, wire: Wire, state: State, sequence: Sequence, num_pages: int) -> None:
+    async def _receive_state(
+        self, incoming: Incoming, state: State | StateAt, sequence: Sequence, num_pages: int
+    ) -> None:
         """Takes the state behind some of the first `num_pages` pages of the sequence."""
         if not 0 < state.depth <= num_pages or not self._pages.layout.state_bytes:
             raise LinkError(f"it sent a state of {state.depth} pages")
@@ -221,27 +269,10 @@ class PageFetches:
             raise LinkError("host memory has no room for its state; raise --hicache-size or --hicache-ratio")
         depth = 0
         try:
-            await wire.receive_pages([self._pages.state(reserved.place)])
+            await incoming.fill_state(state, reserved.place)
             depth = state.depth
         finally:
             self._connector.adopt_state(sequence, depth, reserved)
-
-    async def _fill(self, wire: Wire, layout: PageLayout, reserved: Reserved) -> None:
-        """Reads pages into reserved host pages."""
-        hosts = reserved.hosts
-        if layout == self._pages.layout:
-            await wire.receive_pages([self._pages.page(host) for host in hosts])
-            if self._pages.needs_copies:
-                await to_thread.run_sync(self._pages.copy, hosts, limiter=self._threads)
-            return
-        pages = [memoryview(bytearray(layout.page_bytes)) for _ in hosts]
-        await wire.receive_pages([Bytes([page], split(page, layout)) for page in pages])
-        await to_thread.run_sync(self._write, layout, hosts, pages, limiter=self._threads)
-
-    def _write(self, layout: PageLayout, hosts: list[int], pages: list[memoryview]) -> None:
-        """In a worker thread: writes pages of another layout where they belong."""
-        for host, page in zip(hosts, pages, strict=True):
-            self._pages.write(host, page, layout)
 
     def _keep(self, source: str, wire: Wire) -> None:
         if len(self._idle[source]) < IDLE_WIRES:

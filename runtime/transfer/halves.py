@@ -12,10 +12,12 @@ from runtime.messages.requests import GenerateRequest
 from runtime.messages.transfer import Role
 from runtime.metrics import Metrics
 from runtime.options.plan import Plan
-from runtime.transfer.fetches import FAKE, PageFetches
+from runtime.transfer.engines import ENGINES, Setup
+from runtime.transfer.fetches import PageFetches
 from runtime.transfer.key import HEADER, OPTION, check_proof, link_key, read_key
 from runtime.transfer.rooms import Rooms
 from runtime.transfer.service import PageService
+from runtime.transfer.transports import FAKE, SHM, EngineTransport, SharedMemory, Transport
 
 Mode = Literal["prefill", "decode"]
 
@@ -23,11 +25,22 @@ Mode = Literal["prefill", "decode"]
 class Halves:
     """Rooms and pages of a server with --disaggregation-mode."""
 
-    def __init__(self, mode: Mode, host: str, port: int | None, key: bytes, *, can_change: bool) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        host: str,
+        port: int | None,
+        key: bytes,
+        *,
+        can_change: bool,
+        transport: Transport | None = None,
+    ) -> None:
         """`host` and `port`: where pages can be asked for; port None: they are made up. `can_change`: what is
-        computed here lies in host memory, so that the other half could be this server's as well."""
+        computed here lies in host memory, so that the other half could be this server's as well.
+        `transport`: by which servers read each other's memory; None: bytes are sent."""
         self.rooms = Rooms()
-        self.service = PageService(self.rooms, link_key(key))
+        self.transport = transport
+        self.service = PageService(self.rooms, link_key(key), transport)
         self.port: int | None = None  # at which pages can be asked for now
         self._mode: Mode = mode
         self._address = None if port is None else (host, port)
@@ -45,6 +58,11 @@ class Halves:
         self._tasks = tasks
         if self._mode == "prefill":
             await self._listen(tasks)
+
+    def close(self) -> None:
+        """Ends reading of memory. For the owner, when nothing runs any more."""
+        if self.transport is not None:
+            self.transport.close()
 
     async def change(self, mode: Mode) -> Role:
         """Computes the other half of requests that come from now on; those that run end as they began. Raises
@@ -118,11 +136,25 @@ def open_halves(plan: Plan) -> Halves | None:
     mode = plan.disaggregation.disaggregation_mode
     if mode == "null":
         return None
-    is_fake = plan.disaggregation.disaggregation_transfer_backend == FAKE
+    backend = plan.disaggregation.disaggregation_transfer_backend
+    key = read_key(plan.disaggregation.disaggregation_key_file)
     return Halves(
         mode,
         plan.http.host,
-        None if is_fake else plan.disaggregation.disaggregation_bootstrap_port,
-        read_key(plan.disaggregation.disaggregation_key_file),
+        None if backend == FAKE else plan.disaggregation.disaggregation_bootstrap_port,
+        key,
+        transport=open_transport(plan, mode),
         can_change=mode == "prefill" or plan.disaggregation.disaggregation_decode_enable_offload_kvcache,
     )
+
+
+def open_transport(plan: Plan, mode: Mode) -> Transport | None:
+    """How the server reads the memory of others; None: it is sent bytes. Raises StartError for a library that
+    is missing or can't start."""
+    backend = plan.disaggregation.disaggregation_transfer_backend
+    if backend == SHM:
+        return SharedMemory()
+    if (begin := ENGINES.get(backend)) is None:
+        return None
+    devices = plan.disaggregation.disaggregation_ib_device or ""
+    return EngineTransport(backend, begin(Setup(plan.http.host, devices, mode, plan.parallel.base_gpu_id)))

@@ -14,7 +14,7 @@ from itertools import accumulate, product
 import numpy as np
 
 from runtime.devices.host_memory import HostPages
-from runtime.messages.transfer import PageLayout
+from runtime.messages.transfer import Memory, PageLayout, RankMemory
 from runtime.transfer.wire import Bytes
 
 
@@ -29,14 +29,20 @@ class RankPages:
         num_stages: int,
         *,
         num_heads: int,
+        fds: Sequence[int] = (),
+        state_fds: Sequence[int] = (),
     ) -> None:
         """`states`: of recurrent layers, empty without any; `num_heads`: of keys and values, which
-        the ranks of a stage share; where they are fewer, neighbours have the same one."""
+        the ranks of a stage share; where they are fewer, neighbours have the same one. `fds` and
+        `state_fds`: descriptors of the memory, which their owner keeps open."""
         self._states = states
         self._width = len(ranks) // num_stages
         self._stages = [ranks[at : at + self._width] for at in range(0, len(ranks), self._width)]
         self._copies = max(1, self._width // num_heads)  # ranks that have the same heads
         self._senders = [rank for stage in self._stages for rank in stage[:: self._copies]]
+        stages = [fds[at : at + self._width] for at in range(0, len(fds), self._width)]
+        # of the memories that `memory` names, in their order
+        self.fds = [fd for stage in stages for fd in stage[:: self._copies]] + list(state_fds)
         self.layout = PageLayout(
             page_size,
             self._width // self._copies,
@@ -48,6 +54,15 @@ class RankPages:
     def needs_copies(self) -> bool:
         """Whether some ranks have the same heads, which travel once."""
         return self._copies > 1
+
+    @property
+    def memories(self) -> list[HostPages]:
+        """All that can be read and written by other servers."""
+        return [*(rank for stage in self._stages for rank in stage), *self._states]
+
+    def memory(self, name: bytes) -> Memory:
+        """Where another server finds pages and states; `name`: of this one."""
+        return Memory(name, tuple(map(_rank_memory, self._senders)), tuple(map(_rank_memory, self._states)))
 
     def page(self, host: int) -> Bytes:
         """The bytes of a page as they travel."""
@@ -87,6 +102,10 @@ class RankPages:
                 for place, rank in enumerate(own):
                     begin = place // self._copies * width
                     rank.part(index)[host] = row[:, begin : begin + width].reshape(-1)
+
+
+def _rank_memory(rank: HostPages) -> RankMemory:
+    return RankMemory(rank.num_pages, rank.part_bytes, rank.geometry.layout, rank.address)
 
 
 def split(page: memoryview, layout: PageLayout) -> list[memoryview]:

@@ -6,13 +6,15 @@ from pathlib import Path
 from anyio import to_thread
 
 from runtime.devices.host_memory import HostPages
+from runtime.errors import LinkError, StartError
 from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.scheduling.scheduler import Scheduler
 from runtime.storage.identity import identity, model_facts, weight_samples
-from runtime.transfer.fetches import FAKE, PageFetches
+from runtime.transfer.fetches import PageFetches
 from runtime.transfer.halves import Halves
 from runtime.transfer.layout import RankPages
+from runtime.transfer.transports import FAKE
 
 
 async def open_fetches(
@@ -21,11 +23,13 @@ async def open_fetches(
     scheduler: Scheduler,
     ranks: list[HostPages],
     states: list[HostPages],
+    fds: tuple[list[int], list[int]],
     halves: Halves,
     wake: Callable[[], None],
 ) -> PageFetches:
     """What fetches and offers pages of a replica, over the host memory of its ranks; `states`: that of states
-    of recurrent layers, empty where there are none."""
+    of recurrent layers, empty where there are none; `fds`: descriptors of both, which stay open. Raises
+    StartError where the memory can't be offered."""
     own = await to_thread.run_sync(transfer_identity, plan, model)
     halves.service.identity = own
     pages = RankPages(
@@ -34,7 +38,14 @@ async def open_fetches(
         plan.memory.page_size,
         plan.parallel.pipeline_parallel_size,
         num_heads=1 if model.mla is not None else model.num_kv_heads,
+        fds=fds[0],
+        state_fds=fds[1] if states else [],
     )
+    if halves.transport is not None:
+        try:
+            await to_thread.run_sync(halves.transport.add, pages)
+        except LinkError as error:
+            raise StartError(f"--disaggregation-transfer-backend {halves.transport.name}: {error}") from None
     return PageFetches(
         scheduler,
         pages,
@@ -44,6 +55,7 @@ async def open_fetches(
         fakes_all=plan.disaggregation.disaggregation_decode_enable_fake_auto,
         identity=own,
         key=halves.link_key,
+        transport=halves.transport,
         wake=wake,
     )
 

@@ -18,17 +18,34 @@ from msgspec.msgpack import Decoder
 from runtime import log
 from runtime.cache.storage_connector import KEY_BYTES, Pin, StatePin
 from runtime.errors import LinkError, StartError
-from runtime.messages.transfer import Ask, End, Found, Pages, Refused, State, Waiting
+from runtime.messages.transfer import (
+    Ask,
+    End,
+    Found,
+    Held,
+    Memory,
+    Pages,
+    PagesAt,
+    Refused,
+    State,
+    StateAt,
+    Taken,
+    Waiting,
+)
+from runtime.transfer.layout import RankPages
 from runtime.transfer.rooms import Reader, Room, Rooms
+from runtime.transfer.transports import TCP, Transport
 from runtime.transfer.wire import MOVES, Wire, accept
 
 LOG = log.get("transfer")
 IDLE_S = 600.0  # without a question, after which a connection ends; a decode server makes another one
 BEAT_S = 2.0  # between two notices that pages are still to come
+TAKE_S = 60.0  # within which the other side must have read what lies in memory
 ROOM_S = 10.0  # within which the request of a room must come, once it was asked for
 PORTION_BYTES = 16 << 20  # of pages behind one message
 MAX_CONNECTIONS = 1024
 QUESTIONS = Decoder(Ask)
+TAKEN = Decoder(Taken)
 OTHER_MODEL = "it has another model, other weights, or other options that decide about keys and values"
 
 
@@ -44,8 +61,10 @@ class Sent(Struct):
 class PageService:
     """Listens, and sends pages of `rooms`."""
 
-    def __init__(self, rooms: Rooms, key: bytes) -> None:
+    def __init__(self, rooms: Rooms, key: bytes, transport: Transport | None = None) -> None:
+        """`transport`: by which others may read host memory; None: bytes are sent."""
         self.rooms = rooms
+        self._transport = transport
         self.identity = b""  # set before the first room opens
         self.sent = Sent()
         self._key = key
@@ -54,20 +73,30 @@ class PageService:
     async def run(self, host: str, port: int, *, task_status: TaskStatus[int]) -> None:
         """Serves until cancelled; reports the port. Raises StartError."""
         listener = listen(host, port)
-        task_status.started(listener.getsockname()[1])
-        loop = asyncio.get_running_loop()
+        number = listener.getsockname()[1]
+        listeners = [listener]
         try:
+            if self._transport is not None and (name := self._transport.local_name(number)):
+                listeners.append(listen_locally(name))
+            task_status.started(number)
             async with anyio.create_task_group() as tasks:
-                while True:
-                    try:
-                        connection, address = await loop.sock_accept(listener)
-                    except OSError as error:  # too many open files: others have to end first
-                        LOG.warning("a connection could not be accepted", error=str(error))
-                        await anyio.sleep(0.1)
-                        continue
-                    self._begin(tasks, connection, str(address[0]))
+                for one in listeners:
+                    tasks.start_soon(self._listen, one, tasks)
         finally:
-            listener.close()
+            for one in listeners:
+                one.close()
+
+    async def _listen(self, listener: socket.socket, tasks: TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listener)
+            except OSError as error:  # too many open files: others have to end first
+                LOG.warning("a connection could not be accepted", error=str(error))
+                await anyio.sleep(0.1)
+                continue
+            peer = "this machine" if connection.family == socket.AF_UNIX else str(address[0])
+            self._begin(tasks, connection, peer)
 
     def _begin(self, tasks: TaskGroup, connection: socket.socket, peer: str) -> None:
         if self.sent.connections >= MAX_CONNECTIONS:
@@ -94,34 +123,43 @@ class PageService:
             self.sent.refused += 1
             await wire.send(Refused("its request did not come" if room is None else OTHER_MODEL))
             return
-        await wire.send(Found(room.pages.layout))
+        memory = self._memory(wire, room, ask)
+        await wire.send(Found(room.pages.layout, memory))
+        if memory is not None and not memory.name:
+            await wire.send_files(room.pages.fds)
+        out = _Out(wire, room.pages, is_read=memory is not None)
         beat, reader = _Beat(wire, self.rooms), Reader(room, ask.first, ask.keys)
-        end = await self._send_pages(wire, room, ask, reader, beat)
+        end = await self._send_pages(out, ask, reader, beat)
         while reader.is_state_coming(end):
             await beat.wait()
         if (found := reader.state(end)) is not None:
-            await self._send_state(wire, room, *found)
+            await out.state(*found)
         await wire.send(End())
 
-    async def _send_pages(self, wire: Wire, room: Room, ask: Ask, reader: Reader, beat: "_Beat") -> int:
+    def _memory(self, wire: Wire, room: Room, ask: Ask) -> Memory | None:
+        """Where the other side reads; None: it is sent the bytes."""
+        transport = self._transport
+        if transport is None or ask.transport == TCP or ask.transport != transport.name:
+            return None
+        if not transport.server_name and not (wire.is_local and room.pages.fds):
+            return None  # descriptors cannot be passed
+        return room.pages.memory(transport.server_name)
+
+    async def _send_pages(self, out: "_Out", ask: Ask, reader: Reader, beat: "_Beat") -> int:
         """Sends pages as they become ready. -> how many of those that were asked for are on the other side"""
-        portion = max(1, PORTION_BYTES // room.pages.layout.page_bytes)
+        portion = max(1, PORTION_BYTES // out.page_bytes)
         position = ask.num_there
         while position < len(ask.keys) // KEY_BYTES:
             if pins := reader.ready(position, portion):
-                await self._send(wire, room, pins)
+                await out.pages(pins)
+                self.sent.pages += len(pins)
+                self.sent.bytes += len(pins) * out.page_bytes
                 position += len(pins)
             elif reader.is_coming(position):
                 await beat.wait()
             else:
                 break
         return position
-
-    async def _send_state(self, wire: Wire, room: Room, depth: int, pin: StatePin) -> None:
-        try:
-            await wire.send_pages(State(depth), [room.pages.state(pin.host)])
-        finally:
-            pin.release()
 
     async def _find(self, wire: Wire, number: int) -> Room | None:
         """The room, for which the other half of the request may still be on its way."""
@@ -133,14 +171,40 @@ class PageService:
                 await wire.send(Waiting())
         return room
 
-    async def _send(self, wire: Wire, room: Room, pins: list[Pin]) -> None:
+
+class _Out:
+    """Pages and states on their way to one server: their bytes are sent, or it reads them."""
+
+    def __init__(self, wire: Wire, pages: RankPages, *, is_read: bool) -> None:
+        self.page_bytes = pages.layout.page_bytes
+        self._wire, self._pages, self._is_read = wire, pages, is_read
+
+    async def pages(self, pins: list[Pin]) -> None:
+        """Returns when the pages, which are pinned until then, are with the other side. Raises LinkError."""
         try:
-            await wire.send_pages(Pages(len(pins)), [room.pages.page(pin.host) for pin in pins])
+            if self._is_read:
+                await self._wire.send(PagesAt(tuple(pin.host for pin in pins)))
+                await self._hold()
+            else:
+                await self._wire.send_pages(Pages(len(pins)), [self._pages.page(pin.host) for pin in pins])
         finally:
             for pin in pins:
                 pin.release()
-        self.sent.pages += len(pins)
-        self.sent.bytes += len(pins) * room.pages.layout.page_bytes
+
+    async def state(self, depth: int, pin: StatePin) -> None:
+        """As `pages`, of the state behind `depth` pages."""
+        try:
+            if self._is_read:
+                await self._wire.send(StateAt(depth, pin.host))
+                await self._hold()
+            else:
+                await self._wire.send_pages(State(depth), [self._pages.state(pin.host)])
+        finally:
+            pin.release()
+
+    async def _hold(self) -> None:
+        await self._wire.receive(TAKEN, TAKE_S)
+        await self._wire.send(Held())
 
 
 class _Beat:
@@ -176,6 +240,23 @@ def listen(host: str, port: int) -> socket.socket:
         raise StartError(
             f"--disaggregation-bootstrap-port {port} can't be listened on at {host} "
             f"({error.strerror or error}); give another one, or 0 for a free one"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def listen_locally(name: bytes) -> socket.socket:
+    """A socket that takes connections from this machine under an abstract name (unix(7)). Raises
+    StartError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(name)
+        listener.listen(MAX_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        raise StartError(
+            f"--disaggregation-transfer-backend shm: {name.decode()!r} can't be listened on "
+            f"({error.strerror}); give another --disaggregation-bootstrap-port"
         ) from None
     listener.setblocking(False)
     return listener

@@ -6,6 +6,7 @@ threads send and receive them, while messages are awaited on the event loop. One
 """
 
 import asyncio
+import os
 import select
 import socket
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ STALL_S = 10.0  # without a byte, after which the other side counts as gone
 MOVES = 16  # at once, of a server: threads that a stalled peer may hold for STALL_S
 MAX_BUFFERS = 512  # of one system call; Linux takes 1024
 CHECKSUMS = Decoder(Checksums)
+MAX_FILES = 253  # of one message; a limit of Linux (SCM_MAX_FD)
+FILES_MARK = b"m"  # the byte that descriptors travel with
 RECORD_HEAD = 5  # uint32 size, kind
 T = TypeVar("T")
 
@@ -77,6 +80,43 @@ class Wire:
     def close(self) -> None:
         """Ends the connection."""
         self._socket.close()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the other side is on this machine, so that descriptors can be sent."""
+        return self._socket.family == socket.AF_UNIX
+
+    async def send_files(self, fds: Sequence[int]) -> None:
+        """Sends descriptors of up to MAX_FILES files, to be read only. Raises LinkError, OSError."""
+        opened: list[int] = []
+        try:
+            for fd in fds:
+                opened.append(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC))
+            # one byte with descriptors fits in the buffer of a socket whose other side has just asked
+            socket.send_fds(self._socket, [FILES_MARK], opened)
+        except BlockingIOError:
+            raise LinkError("it took nothing") from None
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    async def receive_files(self, count: int) -> list[int]:
+        """The descriptors of `send_files`, which the caller closes. Raises LinkError."""
+        loop, arrived = asyncio.get_running_loop(), anyio.Event()
+        loop.add_reader(self._socket, arrived.set)
+        try:
+            with anyio.fail_after(STALL_S):
+                await arrived.wait()
+            mark, fds, _, _ = socket.recv_fds(self._socket, len(FILES_MARK), count)
+        except (TimeoutError, OSError) as error:
+            raise LinkError(f"no descriptors of its memory came ({error})") from None
+        finally:
+            loop.remove_reader(self._socket)
+        if mark != FILES_MARK or len(fds) != count:
+            for fd in fds:
+                os.close(fd)
+            raise LinkError(f"{len(fds)} descriptors came where {count} were due")
+        return fds
 
     async def _record(self, within_s: float | None) -> bytearray:
         """One record, and nothing of what follows it."""
@@ -139,10 +179,22 @@ async def connect(host: str, port: int, key: bytes, threads: CapacityLimiter) ->
     raise LinkError(f"{host}:{port} did not answer within {CONNECT_S:g} s")
 
 
+async def connect_local(name: bytes, key: bytes, threads: CapacityLimiter) -> Wire | None:
+    """A connection to the server that listens under this abstract name on this machine; None: there is none.
+    Raises LinkError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with anyio.move_on_after(CONNECT_S):
+        try:
+            return await _connect(connection, name, key, threads)
+        except OSError:
+            return None
+    raise LinkError(f"a server on this machine did not answer within {CONNECT_S:g} s")
+
+
 async def _connect(connection: socket.socket, address: object, key: bytes, threads: CapacityLimiter) -> Wire:
     try:
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _send_at_once(connection)
         await asyncio.get_running_loop().sock_connect(connection, address)  # type: ignore[arg-type]
         return await _shake_as_client(connection, key, threads)
     except BaseException:
@@ -154,7 +206,7 @@ async def accept(connection: socket.socket, key: bytes, threads: CapacityLimiter
     """The other end of `connect`. Raises LinkError; the caller closes the connection then."""
     handshake = ServerHandshake(key)
     with anyio.move_on_after(HANDSHAKE_S):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _send_at_once(connection)
         await _send(connection, handshake.open())
         reply = handshake.receive(await _receive(connection, len(MAGIC) + NONCE_BYTES + PROOF_BYTES))
         await _send(connection, reply)
@@ -162,6 +214,12 @@ async def accept(connection: socket.socket, key: bytes, threads: CapacityLimiter
             raise LinkError(OTHER_SECRET)
         return Wire(connection, Sealer(handshake.keys.send), Opener(handshake.keys.receive), threads)
     raise LinkError(f"it did not prove its key within {HANDSHAKE_S:g} s")
+
+
+def _send_at_once(connection: socket.socket) -> None:
+    """Messages are not held back for more."""
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 async def _shake_as_client(connection: socket.socket, key: bytes, threads: CapacityLimiter) -> Wire:

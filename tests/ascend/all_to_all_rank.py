@@ -12,13 +12,14 @@ from torch import Tensor
 from runtime.devices.ascend.all_to_all import DispatchCombine
 from runtime.devices.ascend.collectives import HcclCollectives, group_name
 from runtime.devices.ascend.moe import AscendExperts
-from runtime.devices.ascend.soc import HCCL_MB, ExpertLayout, Soc, soc_named
+from runtime.devices.ascend.soc import ExpertLayout, Soc, soc_named
 from runtime.devices.base import Quantized
 from runtime.devices.torch_all_to_all import LowLatencyAllToAll, NormalAllToAll
 from runtime.models.config.quantization_schemes import Int8
 from tests.ascend.emulate.table import Refused
 
 assert torch_npu  # brings the backend
+BUFFER_MB = 150  # of the exchange's group; HCCL_BUFFSIZE, of the others, is 200
 EXPERTS, HIDDEN, INNER, TOKENS, CHOICES = 8, 1024, 64, 3, 2
 
 
@@ -31,9 +32,9 @@ def quantised(weight: Tensor) -> Quantized:
 def refusals(rank: int, size: int, group: str, shared_group: str, soc: Soc) -> None:
     """What the operators refuse: a group with other collectives, and more tokens than the buffer holds."""
     layout = ExpertLayout(hidden=7168, top_k=8, num_experts=128 * size, num_ranks=size)
-    most = soc.dispatched(layout, HCCL_MB)
+    most = soc.dispatched(layout, BUFFER_MB)
     assert 0 < most <= soc.max_tokens
-    too_many = "HCCL_BUFFSIZE" if most < soc.max_tokens else "tokens: 1 .. "
+    too_many = "buffer of" if most < soc.max_tokens else "tokens: 1 .. "
     for tokens, name, reason in (
         (most, group, ""),
         (most + 1, group, too_many),
@@ -63,7 +64,8 @@ def main(rank: int, size: int, store: str) -> None:
     torch.npu.set_device(rank)
     torch_device = torch.device("npu", rank)
     torch.npu.config.allow_internal_format = True
-    ranks, experts = HcclCollectives(rank, size, store, torch_device), AscendExperts(torch.bfloat16)
+    ranks = HcclCollectives(rank, size, store, torch_device)
+    experts = AscendExperts(torch.bfloat16, num_groups=size)
     torch.manual_seed(0)
     gate_up, down = torch.randn(EXPERTS, 2 * INNER, HIDDEN) / 32, torch.randn(EXPERTS, HIDDEN, INNER) / 8
     xs = torch.randn(size, TOKENS, HIDDEN).to(torch.bfloat16)
@@ -80,8 +82,8 @@ def main(rank: int, size: int, store: str) -> None:
     fallback = LowLatencyAllToAll(ranks, None)  # type: ignore[arg-type]
     soc = soc_named(torch.npu.get_device_name())
     assert soc is not None
-    group = group_name(rank, ranks.own_group())
-    ways.append(DispatchCombine(group, rank, size, experts, fallback, soc, HCCL_MB))
+    group = group_name(rank, ranks.own_group(BUFFER_MB))
+    ways.append(DispatchCombine(group, rank, size, experts, fallback, soc, BUFFER_MB))
     for is_rounded, packed, whole in (
         (
             False,

@@ -224,6 +224,21 @@ EXPERTS = [
             ("outside 0 .. 5", lambda: {"5": ints(0, 1, 2, 3, 4, -1)}),
             ("scales has|scales have", lambda: {"4": randn(3, 2, dtype=FP32)}),
             ("skip2 without", lambda: {"2": randn(3, 32)}),
+            ("experts, capacity", lambda: {"drop_pad_mode": 3}),
+            (
+                "outside -1 .. 5",
+                lambda: {"0": randn(2, 3, 32), "5": ints(0, 1, 2, 3, 4, -2), "drop_pad_mode": 3},
+            ),
+            ("fewer experts", lambda: {"0": randn(1, 6, 32), "drop_pad_mode": 3}),
+        ],
+    ),
+    Case(
+        "npu::npu_moe_gating_top_k_softmax_v2",
+        lambda: ([randn(3, 16)], {"k": 4, "renorm": 1}),
+        [
+            ("k 17", lambda: {"k": 17}),
+            ("x is", lambda: {"0": ints([1, 2], [3, 4])}),
+            ("renorm 2", lambda: {"renorm": 2}),
         ],
     ),
     Case(
@@ -317,6 +332,26 @@ EXPERTS = [
             ("x_scale is torch.bfloat16", lambda: {"4": randn(6)}),
             ("for 6 rows", lambda: {"2": counts(2, 0, 4)}),
             ("groups for", lambda: {"2": counts(2, 6)}),
+        ],
+    ),
+    Case(
+        "npu::npu_grouped_matmul_swiglu_quant_v2",
+        lambda: (
+            [
+                int8(6, 32),
+                [nz(int8(3, 32, 64))],
+                [randn(3, 64, dtype=FP32)],
+                randn(6, dtype=FP32),
+                counts(2, 0, 4),
+            ],
+            {"group_list_type": 1},
+        ),
+        [
+            ("FRACTAL_NZ", lambda: {"1": [int8(3, 32, 64)]}),
+            ("weight_scale is torch.bfloat16", lambda: {"2": [randn(3, 64)]}),
+            ("x_scale is torch.bfloat16", lambda: {"3": randn(6)}),
+            ("for 6 rows", lambda: {"4": counts(2, 1, 4)}),
+            ("n at most 10240", lambda: {"1": [nz(int8(3, 32, 10272))], "2": [randn(3, 10272, dtype=FP32)]}),
         ],
     ),
     Case(

@@ -22,9 +22,9 @@ def test_pages_go_and_come_back(layout: str, dtype: torch.dtype) -> None:
     assert torch_npu
     from runtime.devices.ascend.page_copies import AscendPageCopier
 
-    kv: Any = [
-        tuple(torch.randn(PAGES * PAGE, 2, dim, dtype=dtype, device="npu") for dim in (8, 4))
-        for _ in range(3)
+    kv: Any = [  # of one layer with index keys besides
+        tuple(torch.randn(PAGES * PAGE, 2, dim, dtype=dtype, device="npu") for dim in dims)
+        for dims in ((8, 4), (8, 4, 6), (8, 4))
     ]
     parts = tuple(cache[:PAGE].nbytes for pair in kv for cache in pair)
     fd = os.memfd_create("host-test")

@@ -23,6 +23,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "mistral, windows, heads of 128",
         "qwen3, experts",
         "deepseek 3",
+        "deepseek 3.2",
     )
 }
 

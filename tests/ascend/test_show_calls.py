@@ -57,6 +57,25 @@ DEEPSEEK_V3 = {
     "rope_theta": 10000,
     "torch_dtype": "bfloat16",
 }
+QWEN3_MOE = {  # 235B
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 4096,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 94,
+    "moe_intermediate_size": 1536,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
+ONE_LAYER = {"first_k_dense_replace": 0, "num_hidden_layers": 1}
+INDEXER = {
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "model_type": "deepseek_v32",
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+}
 WINDOWS = {
     "sliding_window": 1024,
     "use_sliding_window": True,
@@ -95,6 +114,30 @@ def test_a_model_that_would_not_fit(tmp_path: Path) -> None:
     layer = text[text.index("# 64 layers: full attention, dense\n") : text.index("\n\n# behind the layers")]
     assert layer.endswith("aten.mm(bf16[2,12800], bf16[12800,5120]nz~)\nhccl.all_reduce(bf16[2,5120])")
     assert "computed on the CPU" not in text
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "launches"),
+    [
+        (QWEN3_32B, ("--tp-size", "16"), 15),
+        (QWEN3_32B | QWEN3_MOE, ("--tp-size", "16", "--ep-size", "16"), 22),
+        (DEEPSEEK_V3 | ONE_LAYER, ("--tp-size", "16", "--ep-size", "16"), 28),
+        (DEEPSEEK_V3 | ONE_LAYER | INDEXER, ("--tp-size", "16", "--ep-size", "16"), 39),
+    ],
+    ids=["dense", "experts", "latents and experts", "sparse latents and experts"],
+)
+def test_launches_of_a_layer(
+    config: dict[str, Any], options: tuple[str, ...], launches: int, tmp_path: Path
+) -> None:
+    """Collectives included, in a decode step."""
+    text = shown(tmp_path, config, *options)
+    layer = text[text.index(" layers: ") : text.index("\n\n# behind the layers")].splitlines()[1:]
+    count = times = 0
+    for line in layer:
+        repeats = re.fullmatch(r"(\d+) times:", line)
+        times = int(repeats[1]) if repeats else times if line.startswith(" ") else 1
+        count += 0 if repeats else times
+    assert count == launches, "\n".join(layer)
 
 
 def test_each_kind_of_layer_is_reported_once(tmp_path: Path) -> None:

@@ -10,5 +10,5 @@ done
 # shellcheck disable=SC2086
 "${PYTHON:-python3}" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp --abi cp312 --abi abi3 \
     --abi none $platforms -d .wheels "anyio>=4.9" "h2" "hpack" "httptools>=0.6.4" "hypercorn>=0.18,<0.19" "hyperframe" "jinja2>=3.1" "llguidance>=1.7" \
-    "msgspec>=0.19" "priority" "python-multipart>=0.0.20" "starlette>=0.46" "structlog>=25.1" "wsproto" "h11"
+    "httpcore2" "httpx2" "huggingface_hub>=2.4" "msgspec>=0.19" "priority" "prompt_toolkit" "python-multipart>=0.0.20" "starlette>=0.46" "structlog>=25.1" "transformers>=5.24" "truststore" "wcwidth" "wsproto" "h11"
 du -sh .wheels

@@ -50,7 +50,7 @@ def ascend_ops(dtype: torch.dtype) -> Ops:
 def ascend_experts(ops: Any) -> Experts:
     from runtime.devices.ascend.moe import AscendExperts
 
-    return AscendExperts(ops.dtype)
+    return AscendExperts(ops.dtype, num_groups=2)
 
 
 DEVICES: dict[str, tuple[str, Callable[[torch.dtype], Ops], Callable[[Any], Experts]]] = {

@@ -14,12 +14,13 @@ from torch import Tensor
 from runtime.devices.base import Device
 from runtime.devices.cpu import device as cpu
 from runtime.devices.executor import Pending
+from runtime.devices.facts import DeviceFacts
 from runtime.devices.progress import without_progress
 from runtime.messages.ranks import RankReady, StartRank
 from runtime.messages.steps import StepPlan
 from runtime.ranks.drafting.own_rows import own_rows
 from runtime.ranks.model_runner import ModelRunner
-from runtime.ranks.start import start_torch_rank
+from runtime.ranks.start import OpenDevice, start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices.drive import start_rank
 
@@ -113,18 +114,25 @@ class StagedExecutor:
             stage.close()
 
 
-def start_stages(folder: Path, count: int, **options: Any) -> StagedExecutor:
-    """The stages of a pipeline over a checkpoint, on the cpu."""
+def start_stages(
+    folder: Path,
+    count: int,
+    *,
+    facts: DeviceFacts = cpu.FACTS,
+    open_whole: OpenDevice = cpu.open_device,
+    **options: Any,
+) -> StagedExecutor:
+    """The stages of a pipeline over a checkpoint, on the cpu or another device in this process."""
     message = start_rank(folder, pp_size=count, **options)
     wires = Wires([deque() for _ in range(count)], [deque() for _ in range(count)])
 
     def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-        alone = cpu.open_device(structs.replace(start, pp_size=1), 0, dtype)
+        alone = open_whole(structs.replace(start, pp_size=1), 0, dtype)
         return replace(alone, stage=message.stage_of(rank), links=ListLinks(wires, rank))
 
     return StagedExecutor(
         [
-            TorchExecutor(start_torch_rank(rank, message, without_progress, open_device, cpu.FACTS))
+            TorchExecutor(start_torch_rank(rank, message, without_progress, open_device, facts))
             for rank in range(count)
         ],
         wires,

@@ -1,5 +1,6 @@
 """Data-parallel attention over gloo: every answer is that of transformers, whatever happens to a rank."""
 
+import json
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -8,9 +9,10 @@ from typing import Any
 
 import anyio
 import pytest
+from safetensors.torch import load_file, save_file
 
 from runtime import Engine
-from runtime.errors import OptionsError
+from runtime.errors import OptionsError, StartError
 from runtime.messages.requests import TokenLogprob
 from runtime.options.facts import this_machine
 from runtime.options.footprint import footprint, stored_weights
@@ -18,6 +20,8 @@ from tests.e2e.conftest import Generate
 from tests.e2e.greedy import greedy, greedy_at_once
 from tests.metrics.read import sample
 from tests.models.make import make_checkpoint
+from tests.models.make_heads import make_eagle3
+from tests.models.make_next_token import add_next_token_layers
 from tests.models.reference import Reference
 
 pytestmark = pytest.mark.anyio
@@ -47,11 +51,22 @@ OPTIONS: dict[str, Any] = {
         ("deepseek_v3", {}, {"tensor_parallel_size": 4, "expert_parallel_size": 4}),
         ("qwen3", {"tie_word_embeddings": False}, {"enable_dp_lm_head": True, "tensor_parallel_size": 4}),
         ("deepseek_v3", {}, {"moe_a2a_backend": "deepep", "tensor_parallel_size": 4}),
-        ("deepseek_v32", {}, {}),
+        ("deepseek_v32", {}, {"moe_a2a_backend": "deepep"}),
         (
             "qwen3_moe",
             {"mlp_only_layers": [0]},
             {"moe_a2a_backend": "deepep", "deepep_mode": "normal", "moe_dense_tp_size": 1},
+        ),
+        ("qwen3", {}, {"enable_two_batch_overlap": True, "tensor_parallel_size": 4}),
+        (
+            "deepseek_v3",
+            {},
+            {
+                "moe_a2a_backend": "deepep",
+                "enable_two_batch_overlap": True,
+                "enable_single_batch_overlap": True,
+                "chunked_prefill_size": 7,
+            },
         ),
     ],
     ids=str,
@@ -74,12 +89,80 @@ async def test_answers_are_those_of_transformers(
         assert {ready.pages_bytes // ready.num_pages for ready in readies} == {4 * found.token_bytes}
 
 
+TREES = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
+
+
+@pytest.mark.usefixtures("drafts_pay")
+@pytest.mark.parametrize(
+    ("family", "algorithm", "options"),
+    [
+        ("llama", "NGRAM", {}),
+        ("qwen3_moe", "NGRAM", {"tensor_parallel_size": 4, "moe_a2a_backend": "deepep"}),
+        ("llama", "STANDALONE", {"tensor_parallel_size": 4}),
+        ("llama", "STANDALONE", TREES),
+        ("llama", "EAGLE3", {}),
+        ("deepseek_v3", "NEXTN", {"moe_a2a_backend": "deepep"}),
+        (
+            "deepseek_v3",
+            "NEXTN",
+            {"tensor_parallel_size": 4, "expert_parallel_size": 4, "chunked_prefill_size": 7},
+        ),
+    ],
+    ids=str,
+)
+async def test_drafts_of_groups(family: str, algorithm: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """A group drafts by itself, also while the other one has nothing to do."""
+    sizes = {"num_hidden_layers": 4} if algorithm == "EAGLE3" else {}
+    folder = make_checkpoint(family, tmp_path / "model", **sizes)
+    reference = Reference(folder)
+    prompts = [[*prompt, *prompt] for prompt in PROMPTS]
+    expected = [reference.greedy(prompt, 2 * COUNT) for prompt in prompts]
+    draft = {"speculative_algorithm": algorithm}
+    if algorithm == "NEXTN":
+        add_next_token_layers(folder)
+    elif algorithm != "NGRAM":
+        head = make_eagle3(tmp_path / "head") if algorithm == "EAGLE3" else folder
+        draft["speculative_draft_model_path"] = str(head)
+    async with Engine(model_path=str(folder), **(OPTIONS | draft | options)) as engine:
+        assert await greedy_at_once(engine, prompts, 2 * COUNT) == expected
+        for i in (0, 1):
+            assert await greedy(engine, prompts[i], 2 * COUNT) == expected[i]
+        drafts, accepted = (
+            sample(engine.metrics(), f"runtime_{kind}_tokens_total") for kind in ("draft", "accepted_draft")
+        )
+        assert drafts > 0
+        if algorithm == "STANDALONE":
+            share = 0.25 if "speculative_eagle_topk" in options else 0.6  # of a tree a way at most is right
+            assert accepted > share * drafts, "it drafts what it will sample"
+        core = engine._core
+        found = footprint(core.plan, core.model, this_machine(), stored_weights(folder))
+        readies = core.replicas[0].supervisor.readies
+        assert max(ready.weights_bytes for ready in readies) == found.weights_bytes
+        assert {ready.pages_bytes // ready.num_pages for ready in readies} == {4 * found.token_bytes}
+
+
+async def test_a_head_without_an_output_wants_one_in_each_group(tmp_path: Path) -> None:
+    target = make_checkpoint("llama", tmp_path / "model", num_hidden_layers=4)
+    head = make_eagle3(tmp_path / "head", has_vocab=False)
+    written = json.loads((head / "config.json").read_text())
+    del written["draft_vocab_size"]
+    (head / "config.json").write_text(json.dumps(written))
+    tensors = load_file(head / "model.safetensors")
+    save_file({name: x for name, x in tensors.items() if "lm_head" not in name}, head / "model.safetensors")
+    draft = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": str(head)}
+    with pytest.raises(StartError, match="divided over all attention groups; add --enable-dp-lm-head"):
+        async with Engine(model_path=str(target), **(OPTIONS | draft)):
+            pass
+
+
+@pytest.mark.usefixtures("drafts_pay")
+@pytest.mark.parametrize("draft", [{}, {"speculative_algorithm": "NGRAM"}], ids=["plain", "drafts"])
 async def test_a_rank_that_is_killed_changes_no_answer(
-    checkpoint: Callable[[str], Path], reference: Generate
+    draft: dict[str, Any], checkpoint: Callable[[str], Path], reference: Generate
 ) -> None:
     """A rank of one group, then of the other, dies: both groups pause and go on."""
     expected = [reference("llama", prompt, COUNT) for prompt in PROMPTS]
-    async with Engine(model_path=str(checkpoint("llama")), **OPTIONS) as engine:
+    async with Engine(model_path=str(checkpoint("llama")), **(OPTIONS | draft)) as engine:
         supervisor = engine._core.replicas[0].supervisor
         assert supervisor is engine._core.replicas[1].supervisor
         for victim in (0, 1):
@@ -125,7 +208,6 @@ async def test_what_groups_do_not_have_is_refused(checkpoint: Callable[[str], Pa
         ({"tensor_parallel_size": 3}, "does not divide --tensor-parallel-size 3"),
         ({"data_parallel_size": 1}, "requires groups of ranks"),
         ({"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, "stages exchange hidden states"),
-        ({"speculative_algorithm": "NGRAM"}, "drafts have not been tried"),
         ({"moe_dense_tp_size": 1}, "this model has none"),
     ):
         with pytest.raises(OptionsError, match=why):

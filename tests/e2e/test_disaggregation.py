@@ -2,99 +2,39 @@
 holds and however ranks divide it, and whatever happens to the first server."""
 
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 
 import runtime
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.messages.transfer import Role, Transfer
 from runtime.transfer.halves import Halves
-from runtime.transfer.key import HEADER, header_value
 from tests.e2e.conftest import Generate
+from tests.e2e.disaggregated import (
+    COUNT,
+    FULL,
+    KEY,
+    PROMPT,
+    TWO,
+    both,
+    counts,
+    key_options,
+    server,
+    source_of,
+)
 
 pytestmark = pytest.mark.anyio
 
 Checkpoint = Callable[[str], Path]
-KEY = b"0123456789abcdef0123456789abcdef"
-PROMPT = [(7 * i + i * i // 3) % 250 for i in range(100)]  # six full pages and four tokens
-FULL = 96
-COUNT = 6
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    file = tmp_path / "key"
-    file.write_bytes(KEY)
-    file.chmod(0o600)
-    return {
-        "disaggregation_key_file": str(file),
-        "disaggregation_bootstrap_port": 0,
-        "num_threads": 1,
-        "context_length": 512,
-        "max_total_tokens": 1024,
-        "dtype": "float32",
-        "page_size": 16,
-    }
-
-
-Ask = Callable[..., Any]
-
-
-@asynccontextmanager
-async def server(mode: str, model: Path, **options: Any) -> AsyncIterator[tuple[runtime.Engine, Ask]]:
-    """-> an engine of this mode, and what sends it a half: (prompt, transfer) -> greedy tokens, and how
-    many of the prompt were cached"""
-    async with runtime.Engine(model_path=str(model), disaggregation_mode=mode, **options) as engine:
-        transport = httpx.ASGITransport(engine.asgi())  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url="http://testserver", timeout=60) as client:
-
-            async def ask(prompt: list[int], transfer: Transfer | None, count: int = COUNT) -> Any:
-                params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
-                answer = await client.post(
-                    "/generate",
-                    json={"input_ids": prompt, "sampling_params": params},
-                    headers={} if transfer is None else {HEADER: header_value(KEY, transfer)},
-                )
-                assert answer.status_code == 200, answer.text
-                body = answer.json()
-                return body["output_ids"], body["meta_info"]["cached_tokens"]
-
-            yield engine, ask
-
-
-def source_of(engine: runtime.Engine) -> str:
-    assert engine._core._halves is not None
-    return f"127.0.0.1:{engine._core._halves.port}"
-
-
-async def both(prefill: tuple[runtime.Engine, Ask], decode: Ask, prompt: list[int], room: int = 1) -> Any:
-    """Sends both halves at once, the one that waits for the other first. -> the answer of the second"""
-    answers: list[Any] = []
-
-    async def answer() -> None:
-        answers.append(await decode(prompt, Transfer(room, source_of(prefill[0]))))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(answer)
-        await anyio.sleep(0.01)
-        first, _ = await prefill[1](prompt, Transfer(room))
-        assert len(first) == 1, "the prompt, and one token"
-    return answers[0]
-
-
-def counts(engine: runtime.Engine) -> Any:
-    pages = engine._core.replicas[0].pages
-    assert pages is not None
-    return pages.received
-
-
-TWO = {"tensor_parallel_size": 2}
+    return key_options(tmp_path, KEY)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +155,8 @@ async def test_what_finds_no_room_is_computed(
 
 
 async def test_many_at_once(checkpoint: Checkpoint, reference: Generate, options: dict[str, Any]) -> None:
-    prompts = [[number, *PROMPT] for number in range(16)]
+    prompts = [[number, *PROMPT] for number in range(64)]
+    options |= {"max_total_tokens": 8192}
     async with server("prefill", checkpoint("llama"), **options) as prefill:
         async with server("decode", checkpoint("llama"), **options) as (engine, decode):
             answers: dict[int, Any] = {}

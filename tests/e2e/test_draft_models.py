@@ -134,7 +134,7 @@ def test_another_vocabulary_is_refused(
 
 def test_recurrent_layers_of_a_draft_model_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = make_checkpoint("lfm2", tmp_path)
-    with pytest.raises(StartError, match="has recurrent layers, whose states cannot take a rejected draft"):
+    with pytest.raises(StartError, match="has recurrent layers, and cached prefixes hold"):
         Engine(model_path=str(folders["target"]), **(OPTIONS | of_draft("STANDALONE", folder)))
 
 

@@ -17,6 +17,7 @@ from tests.e2e.greedy import greedy_at_once
 from tests.e2e.serving import serve
 from tests.metrics.read import sample
 from tests.models.make import make_checkpoint
+from tests.models.make_heads import make_eagle3
 from tests.models.make_next_token import add_next_token_layers
 from tests.models.reference import Reference
 
@@ -68,6 +69,7 @@ async def test_answers_are_those_of_transformers(
             {"pipeline_parallel_size": 2, "tensor_parallel_size": 2, "chunked_prefill_size": 7},
             {"speculative_algorithm": "NEXTN"},
         ),
+        ("llama", {"pipeline_parallel_size": 3}, {"speculative_algorithm": "EAGLE3"}),
     ],
     ids=str,
 )
@@ -78,6 +80,8 @@ async def test_draft_models_on_the_last_stage(
     reference = Reference(folder)
     if options["speculative_algorithm"] == "NEXTN":
         add_next_token_layers(folder)
+    elif options["speculative_algorithm"] == "EAGLE3":
+        options = options | {"speculative_draft_model_path": str(make_eagle3(tmp_path / "head"))}
     else:
         options = options | {"speculative_draft_model_path": str(folder)}
     async with Engine(model_path=str(folder), **(OPTIONS | sizes | options)) as engine:
@@ -85,7 +89,7 @@ async def test_draft_models_on_the_last_stage(
             reference.greedy(prompt, COUNT) for prompt in PROMPTS
         ]
         assert sample(engine.metrics(), "runtime_draft_tokens_total") > 0
-        if "NEXTN" not in options.values():
+        if "STANDALONE" in options.values():
             drafts, accepted = (
                 sample(engine.metrics(), f"runtime_{kind}_tokens_total")
                 for kind in ("draft", "accepted_draft")
@@ -184,14 +188,6 @@ def test_grammars_and_biases_on_the_last_stage() -> None:
 async def test_what_needs_all_layers_is_refused(checkpoint: Callable[[str], Path]) -> None:
     for options, why in (
         ({"pipeline_parallel_size": 9}, "more than the model's"),
-        (
-            {
-                "pipeline_parallel_size": 2,
-                "speculative_algorithm": "EAGLE3",
-                "speculative_draft_model_path": str(checkpoint("llama")),
-            },
-            "layers in several stages",
-        ),
         ({"pipeline_parallel_size": 2, "cpu_offload_gb": 1}, "count the layers of the whole model"),
         ({"pp_async_batch_depth": 1}, "--pp-async-batch-depth"),
     ):

@@ -37,7 +37,6 @@ from transformers import (
     HunYuanMoEV1Config,
     Llama4TextConfig,
     LlamaConfig,
-    MellumConfig,
     MiniCPM3Config,
     MiniMaxM2Config,
     Mistral4Config,
@@ -65,6 +64,7 @@ from transformers import (
 from tests.models.dense import DENSE
 from tests.models.gpts import GPTS
 from tests.models.hybrids import HYBRIDS
+from tests.models.newer import NEWER
 from tests.models.step3 import SIZES as STEP3
 
 # transformers' own table has its wrapper alone
@@ -278,17 +278,6 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0},
         },
     ),
-    "mellum": (
-        MellumConfig,
-        EXPERTS
-        | {
-            "num_local_experts": 8,
-            "head_dim": 16,
-            "num_hidden_layers": 3,
-            "mlp_layer_types": ["dense", "sparse", "sparse"],
-            **LOCAL,
-        },
-    ),
     "minicpm3": (
         MiniCPM3Config,
         {
@@ -334,6 +323,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     **DENSE,
     **GPTS,
     **HYBRIDS,
+    **NEWER,
 }
 
 

@@ -79,9 +79,7 @@ def greedy_glm_vision(
     start, kind = len(tokens), 2 if is_video else 1
     with torch.inference_mode():
         for _ in range(count):
-            kinds = [
-                kind if token == PLACEHOLDER and at < start else 0 for at, token in enumerate(tokens)
-            ]
+            kinds = [kind if token == PLACEHOLDER and at < start else 0 for at, token in enumerate(tokens)]
             model.model.rope_deltas = None  # of another prompt
             logits = model(
                 input_ids=torch.tensor([tokens]),

@@ -133,7 +133,10 @@ class HeadReference:
         given = torch.tensor([tokens[:-1]])
         out = self.target.model(given, output_hidden_states=True)
         if self.algorithm == "EAGLE3":
+            given_layers = getattr(self.config, "eagle_config", None)
             wanted = (2, self.layers // 2, self.layers - 3)
+            if given_layers is not None:  # numbers of the layers behind which states are taken
+                wanted = [index + 1 for index in given_layers["eagle_aux_hidden_state_layer_ids"]]
             wide = torch.cat([out.hidden_states[i][0] for i in wanted], dim=1)
             states = linear(wide, self.weights["fc.weight"])
         else:

@@ -12,6 +12,7 @@ import argparse
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -79,16 +80,18 @@ def start_worker() -> None:
     torch.set_num_threads(1)
 
 
-def run(families: list[str], num_processes: int) -> tuple[dict[str, Row], list[str]]:
-    """Rows by family, and what failed; a line for each row that is done."""
+def run(
+    run_row: Callable[[str], tuple[Row, str]], names: list[str], num_processes: int
+) -> tuple[dict[str, Row], list[str]]:
+    """Rows by name, and what failed; a line for each row that is done."""
     rows, problems = {}, []
     with ProcessPoolExecutor(num_processes, get_context("spawn"), start_worker) as pool:
-        waiting = {pool.submit(run_row, family): family for family in families}
+        waiting = {pool.submit(run_row, name): name for name in names}
         for done in as_completed(waiting):
-            family = waiting[done]
-            rows[family], problem = done.result()
-            shown = ", ".join(name for name, cell in rows[family].cells.items() if cell == "yes")
-            print(f"{len(rows):3} of {len(families)}  {family}: {shown}", flush=True)
+            name = waiting[done]
+            rows[name], problem = done.result()
+            shown = ", ".join(check for check, cell in rows[name].cells.items() if cell == "yes")
+            print(f"{len(rows):3} of {len(names)}  {name}: {shown}", flush=True)
             if problem:
                 problems.append(problem)
                 print(problem, file=sys.stderr, flush=True)
@@ -109,7 +112,7 @@ def main() -> int:
     if unknown := set(args.families) - set(known):
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
     begin = time.monotonic()
-    rows, problems = run(args.families or list(known), args.processes)
+    rows, problems = run(run_row, args.families or list(known), args.processes)
     kept = PAGE.read_rows() if args.families else {}
     kept |= {row.name: row for row in rows.values()}
     PAGE.write_rows([kept[name] for name in sorted(kept, key=str.lower)])

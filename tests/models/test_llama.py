@@ -14,6 +14,7 @@ from tests.models.compare import Checkpoints, in_company, maker, open_checkpoint
 from tests.models.dense import DENSE, DENSE_CASES
 from tests.models.gpts import GPT_CASES, GPTS
 from tests.models.make import LONGROPE, make_checkpoint
+from tests.models.newer import NEWER
 from tests.models.reference import Reference
 
 ROPE = {"rope_theta": 10000.0}
@@ -233,10 +234,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     },
     **DENSE_CASES,
     **GPT_CASES,
+    **{name: (name, {}) for name in NEWER},
 }
 # families that the CPU computes layer by layer, with what programs lack
 BY_LAYERS = {
     *GPTS,
+    *NEWER.keys() - {"hy3"},
     *DENSE.keys() - {"cwm", "ministral", "youtu", "helium", "vaultgemma"},
     "arcee",
     "cohere",
@@ -252,7 +255,6 @@ BY_LAYERS = {
     "granite_moe_shared",
     "hunyuan",
     "hunyuan_moe",
-    "mellum",
     "minicpm3",
     "llama4",
     "minimax_m2",

@@ -127,29 +127,30 @@ EXCHANGE = "--moe-a2a-backend deepep --deepep-mode low_latency --tp-size 16"
 
 
 @pytest.mark.parametrize(
-    ("words", "environment", "buffer_mb", "reason"),
+    ("words", "buffer_mb", "reason"),
     [
         # 8 experts of 7168 on each of 16 ranks: 4,059,136 bytes a token on A3, 3,670,016 on A2
-        ("--npu-soc a3 --max-running-requests 256", {}, 400, "holds 103 tokens of a rank"),
-        ("--npu-soc a3 --max-running-requests 3200", {}, 775, "decode steps have 200"),
-        ("--npu-soc a2 --max-running-requests 3200", {}, 704, "holds 200 tokens of a rank"),
-        ("--npu-soc a2 --max-running-requests 32000", {}, 900, "decode steps have 2000"),
-        ("--max-running-requests 3200", {}, 400, "with --npu-soc it is computed"),
-        ("--npu-soc a3", {"HCCL_BUFFSIZE": "123"}, 123, "the environment sets HCCL_BUFFSIZE"),
-        ("--npu-soc a3 --hccl-buffer-mb 50", {}, 50, ""),
-        ("--npu-soc a3 --deepep-mode normal --max-running-requests 3200", {}, 400, "enough for decodes"),
+        ("--npu-soc a3 --max-running-requests 256", 62, "holds 16 tokens of a rank"),
+        ("--npu-soc a3 --max-running-requests 3200", 775, "decode steps have 200"),
+        ("--npu-soc a2 --max-running-requests 3200", 704, "holds 200 tokens of a rank"),
+        ("--npu-soc a2 --max-running-requests 32000", 900, "decode steps have 2000"),
+        ("--npu-soc a3 --max-running-requests 32000", 1024, "holds 264 tokens of a rank"),
+        ("--npu-soc a3 --max-running-requests 16 --enable-dp-attention --dp-size 16", 62, "have 16"),
+        ("--max-running-requests 3200", None, "with --npu-soc it is computed"),
+        ("--npu-soc a3 --npu-exchange-buffer-mb 50", 50, ""),
+        ("--npu-soc a3 --deepep-mode normal --max-running-requests 3200", None, "no fused exchange"),
     ],
 )
 def test_the_buffer_of_the_exchange_of_experts(
-    words: str, environment: dict[str, str], buffer_mb: int, reason: str, tmp_path: Path
+    words: str, buffer_mb: int | None, reason: str, tmp_path: Path
 ) -> None:
     config = HF | {"hidden_size": 7168, "n_routed_experts": 128, "num_experts_per_tok": 8}
     config |= {"num_attention_heads": 16, "num_key_value_heads": 16}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    machine = msgspec.structs.replace(MACHINE, environment=environment)
-    plan = resolve(from_argv(f"{EXCHANGE} {words}".split()), read_config(str(tmp_path)), NPU, machine)
-    assert plan.ascend.rank_environment["HCCL_BUFFSIZE"] == str(buffer_mb)
-    assert reason in plan.why["hccl_buffer_mb"].reason
+    plan = resolve(from_argv(f"{EXCHANGE} {words}".split()), read_config(str(tmp_path)), NPU, MACHINE)
+    assert plan.device_options["exchange_buffer_mb"] == buffer_mb
+    assert reason in plan.why["npu_exchange_buffer_mb"].reason
+    assert plan.ascend.rank_environment["HCCL_BUFFSIZE"] == "400", "the buffers of collectives"
     assert plan.device_options["soc"] == (words.split()[1] if words.startswith("--npu-soc") else None)
 
 

@@ -84,8 +84,11 @@ def on_card(words: str) -> Plan:
 @pytest.mark.parametrize(
     ("words", "sizes"),
     [
-        ("", []),
-        ("--enable-piecewise-cuda-graph --max-running-requests 8", [16, 32, 64, 96, 128, 160, 192, 208]),
+        ("--no-enable-piecewise-cuda-graph", []),
+        ("--disable-cuda-graph", []),
+        ("--offload-group-size 2", []),
+        ("--piecewise-cuda-graph-tokens 7 100", [7, 100]),
+        ("--max-running-requests 8", [16, 32, 64, 96, 128, 160, 192, 208]),
         ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-max-tokens 70", [16, 32, 64, 70]),
         ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-tokens 7 100", [7, 100]),
     ],
@@ -98,7 +101,10 @@ def test_tokens_of_steps_in_pieces(words: str, sizes: list[int]) -> None:
     ("words", "problem"),
     [
         ("--enable-piecewise-cuda-graph --disable-cuda-graph", "contradict each other"),
-        ("--piecewise-cuda-graph-tokens 64", "--enable-piecewise-cuda-graph"),
+        (
+            "--piecewise-cuda-graph-tokens 64 --disable-cuda-graph",
+            "--piecewise-cuda-graph-tokens: there are no piecewise graphs (--disable-cuda-graph)",
+        ),
         (
             "--enable-piecewise-cuda-graph --piecewise-cuda-graph-tokens 8 400 --max-running-requests 8",
             "400 is more than any step has (208",

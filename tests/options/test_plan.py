@@ -259,8 +259,11 @@ def test_kernels_of_recurrent_layers_are_the_devices() -> None:
         OptionsError, match="--mamba-backend cpu is not possible on cuda, which has torch_nat"
     ):
         backend("cuda", "--device", "cuda", "--mamba-backend", "cpu")
-    with pytest.raises(OptionsError, match="--mamba-backend triton .*choose one of auto, cpu, torch_native"):
-        from_argv(["--mamba-backend", "triton"])
+    assert backend("cuda", "--device", "cuda", "--mamba-backend", "triton")[0] == "triton"
+    with pytest.raises(OptionsError, match="--mamba-backend triton is not possible on cpu, which has cpu"):
+        backend("cpu", "--mamba-backend", "triton")
+    with pytest.raises(OptionsError, match="--mamba-backend flashinfer .*choose one of auto, cpu, t"):
+        from_argv(["--mamba-backend", "flashinfer"])
     with pytest.raises(OptionsError, match="--mamba-backend does nothing with this model"):
         plan("--mamba-backend torch_native")
 

@@ -43,10 +43,7 @@ def test_what_a_profile_sets_works_and_what_it_leaves_is_not_here(name: str) -> 
         of_groups = option in ("enable_dp_attention", "data_parallel_size", "load_balance_method")
         is_attention = of_groups and "enable_dp_attention" in profile.later
         is_addressed = option == "nnodes"  # nodes need an address, which no profile knows
-        device = profile.options["device"].value if "device" in profile.options else "auto"
-        # latents of prompts are shared on other devices
-        is_shared = option == "attention_context_parallel_size" and device == "npu"
-        works = row.acts and not any((is_later, is_attention, is_addressed, is_shared))
+        works = row.acts and not any((is_later, is_attention, is_addressed))
         assert not works, f"{name}: {row.flag} works now: move it to `options`"
         assert msgspec.convert(line.value, row.convert, strict=False) == line.value or isinstance(
             line.value, list

@@ -17,6 +17,7 @@ from runtime.ranks import open_executor
 from runtime.ranks.piecewise_graphs import Crossings, Walk
 from tests.devices import taped
 from tests.devices.drive import Planner, Row, page_copies, sampling, start
+from tests.devices.stages import start_stages
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
 from tests.ranks.lora_slots import decode_with_adapters
@@ -293,3 +294,26 @@ def test_captures_are_traced(llama: tuple[Path, Reference], tmp_path: Path) -> N
     assert executor.capture(8, "tokens").error == "" and not (tmp_path / "other").exists()
     executor.profile(Profile())
     assert (tmp_path / "steps" / "rank-0.trace.json.gz").exists()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_stages_of_a_pipeline(family: str, tmp_path: Path) -> None:
+    """Each stage replays its own layers, behind the first one from hidden states."""
+    folder = make_checkpoint(family, tmp_path, num_hidden_layers=3)
+    device = taped.TapedDevice()
+    sizes = SMALL | {"graph_sizes": []}
+    executor = start_stages(folder, 2, facts=device.facts, open_whole=device.open, **sizes)
+    for size in SMALL["piecewise_sizes"]:
+        for stage in executor.stages:
+            assert stage.capture(size, "tokens").error == ""
+    planner, rows, steps = Planner(executor, executor.ready, 4), list[Row](), 0
+    for slot, prompt in enumerate(PROMPTS):
+        row = planner.row(slot, prompt, sampling())
+        while row.computed < row.prompt_len:
+            planner.run(rows, [(row, min(13, row.prompt_len - row.computed))])
+            steps += 1
+        rows.append(row)
+        planner.run(rows, [])
+    reference = Reference(folder)
+    assert all(is_exact(row, reference) for row in rows)
+    assert device.tapes.replays >= (3 + 2) * steps, "three layers, and one piece more in each stage"

@@ -1,5 +1,6 @@
 """Draft models behind a pipeline: on its last stage, whose drafts all stages verify."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from runtime.options.resolve import plan_for
 from tests.devices.drive import Planner
 from tests.devices.stages import StagedExecutor, start_stages
 from tests.models.make import make_checkpoint
-from tests.models.make_heads import HeadReference, make_eagle
+from tests.models.make_heads import HeadReference, make_eagle, make_eagle3
 from tests.models.make_next_token import add_next_token_layers
 from tests.ranks.test_draft_heads import check_drafts, in_turn
 from tests.ranks.test_own_drafts import decoded, drafted, speculation
@@ -84,6 +85,25 @@ def test_a_head_on_the_last_stage(is_tied: bool, tmp_path: Path) -> None:
     check_drafts(planner, HeadReference(target, head, "EAGLE"), decoded(target, {}))
     sizes = options(target, "EAGLE", head)
     check_sizes(target, [stage.ready for stage in executor.stages], sizes)
+
+
+@pytest.mark.parametrize("layers", [None, [0, 2, 3], [3, 1, 1]], ids=str)
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_head_that_is_given_states_of_all_stages(
+    count: int, layers: list[int] | None, tmp_path: Path
+) -> None:
+    """Each stage passes on the states of its layers and of those before; the head gets them in its order."""
+    target = make_checkpoint("llama", tmp_path / "target", num_hidden_layers=5)
+    head = make_eagle3(tmp_path / "head")
+    if layers is not None:
+        written = json.loads((head / "config.json").read_text())
+        written["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": layers}
+        (head / "config.json").write_text(json.dumps(written))
+    executor, planner = staged(target, count, speculation("EAGLE3", head))
+    check_drafts(planner, HeadReference(target, head, "EAGLE3"), decoded(target, {}))
+    sizes = options(target, "EAGLE3", head)
+    if count == 2:
+        check_sizes(target, [stage.ready for stage in executor.stages], sizes)
 
 
 @pytest.mark.parametrize(("family", "count"), [("glm4_moe", 1), ("qwen3_next", 1), ("deepseek_v3", 4)])

@@ -176,10 +176,11 @@ def test_sparse_attention_of_parts_is_that_of_the_whole(split: PromptSplit) -> N
     q, q_rope, index = (torch.randn(num_tokens, 3, width, generator=generator) for width in (8, 4, 8))
     weights = torch.rand(num_tokens, 3, generator=generator)
     keys, values = (torch.randn(3, *shape, generator=generator) for shape in ((8, 16), (16, 8)))
-    sparse, caches = SparseLatents(keys, values, 4, 12, 0.2), (cache.tensors[0], cache.tensors[1])
-    whole = sparse.attend(q, q_rope, index, weights, caches, cache.plan(MIXED, 0).gathered)
+    ops = CpuOps(torch.float32, None)
+    sparse, caches = SparseLatents(ops, (keys, values), 4, 12, 0.2), tuple(cache.tensors)
+    whole = sparse.attend(q, q_rope, index, weights, caches, cache.plan(MIXED, 0))
     for tokens, rows in parts_of(split):
-        plan = cache.plan(rows, 0).gathered
+        plan = cache.plan(rows, 0)
         found = sparse.attend(q[tokens], q_rope[tokens], index[tokens], weights[tokens], caches, plan)
         torch.testing.assert_close(found, whole[tokens], atol=2e-5, rtol=1e-4)
 

@@ -14,9 +14,11 @@ from runtime.layers.rotary import Rotary, section_axes
 from runtime.models.config.rope_config import Rope
 from runtime.ranks.open_executor import DEVICES as MODULES
 from runtime.ranks.token_grids import TokenGrids
+from runtime.scheduling.drafts import Draft
 from tests.devices import taped
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make_media import QWEN_TEXT, QWEN_VISION, make_qwen_vl
+from tests.ranks.test_own_drafts import speculation
 
 # the second follows the first
 GRIDS = np.array([[3, 1, 4, 2, 1], [11, 1, 1, 5, 1], [20, 1, 3, 3, 1]], np.float64)
@@ -100,6 +102,38 @@ def test_graphs_decode_with_the_positions_of_their_slots(
     assert plain[0] == expected[0] and plain[1] != expected[1]
     graphs: dict[str, Any] = {"device": "taped", "graph_sizes": [2]}
     assert run([0, 1, 2, 3, 1], **graphs) == expected and run([], **graphs) == plain
+
+
+@pytest.mark.parametrize("options", [{}, {"device": "taped", "graph_sizes": [2]}], ids=["", "graphs"])
+@pytest.mark.parametrize("shape", [{}, {"topk": 2, "num_steps": 3, "num_draft_tokens": 6}], ids=["", "trees"])
+def test_a_draft_model_rotates_by_them(
+    options: dict[str, Any], shape: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that drafts for itself is right as often behind a grid as it is behind text."""
+    monkeypatch.setitem(MODULES, "taped", taped.__name__)
+    make_qwen_vl(tmp_path, "2")
+
+    def run(grid: list[int], drafts: int) -> tuple[list[list[int]], int]:
+        settings = {"speculation": speculation("STANDALONE", tmp_path, **shape)} if drafts else {}
+        executor, ready = start(tmp_path, page_size=4, max_len=128, **options, **settings)
+        planner = Planner(executor, ready, 4)
+        planner.follows = drafts > 0
+        rows = [planner.row(slot, [5, 9, 100, 7, 8, 3, 60, 2], sampling()) for slot in range(2)]
+        for row in rows:
+            planner.prefill(row)
+        executor.runner.slots.grids.admit(1, np.array(grid, np.float64))  # type: ignore[attr-defined]
+        steps = 0
+        while any(len(row.tokens) < 24 for row in rows):
+            planner.run([] if drafts else rows, [], [(row, Draft.own(drafts)) for row in rows if drafts])
+            steps += 1
+        return [row.tokens[:24] for row in rows], steps
+
+    drafts = shape.get("num_draft_tokens", 4) - 1
+    expected, _ = run([0, 1, 2, 3, 1], 0)
+    found, steps = run([0, 1, 2, 3, 1], drafts)
+    assert found == expected and found[0] != found[1]
+    _, of_text = run([], drafts)
+    assert (steps, of_text) == (4, 4) if not shape else max(steps, of_text) <= 7, "16 without drafts"
 
 
 def test_pairs_of_dimensions_turn_with_frame_row_and_column() -> None:

@@ -10,10 +10,10 @@ from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
 from runtime.scheduling.pausing import flush
 from runtime.scheduling.speculation.corpus import BLOCK, Corpus
-from runtime.scheduling.speculation.ngram import SHORT_LOOKS, NgramDrafter, tree
-from runtime.scheduling.speculation.pace import Pace
+from runtime.scheduling.speculation.ngram import LOOK_S, SHORT_LOOKS, NgramDrafter, tree
+from runtime.scheduling.speculation.pace import FEW, LOOKING, LOOP_ROW_S, LOOP_STEP_S, MOST_LOOKING_S, Pace
 from runtime.scheduling.speculation.windows import Windows, scanned
-from tests.scheduling.guessing import Eager, looking_up
+from tests.scheduling.guessing import Eager, Guesser, looking_up
 from tests.scheduling.world import World
 
 
@@ -209,9 +209,87 @@ def test_steps_without_drafts_are_learnt_ever_more_seldom() -> None:
         pace.learn(1, 0, 0.01)
         if step % 1024 == 0:
             learnt.append(pace._costs.num_learnt)
-    assert learnt[1] - learnt[0] == 1024 // 64 and learnt[0] > 64
+    assert learnt[1] - learnt[0] == 1024 // FEW and learnt[0] > 64
     pace.learn(1, 3, 0.02)
     before = pace._costs.num_learnt
     for _ in range(64):
         pace.learn(1, 0, 0.01)
     assert pace._costs.num_learnt - before == 8, "again more often where there are drafts"
+
+
+def looks(step_s: float, rows: int, steps: int = 2000) -> tuple[int, int]:
+    """Steps of sequences in which nothing is found. -> looks, and steps in which drafts were asked for"""
+    ngram = looking_up()
+    ngram.pace = Pace()
+    every = [sequence([5000 * i + k for k in range(20)], i) for i in range(rows)]
+    asked = rested = 0
+    for step in range(steps):
+        if rested:
+            rested -= 1
+        elif rests := ngram.begin(rows):
+            rested = rests - 1
+        else:
+            asked += 1
+            for one in every:
+                if (last := len(one.tokens) - 1) >= one.draft_from:
+                    assert ngram.propose(one, last, last, 7) is None
+        for i, one in enumerate(every):
+            one.tokens.append(5000 * i + 20 + step)
+        ngram.passed(rows, 1, step_s)
+    return ngram._looks, asked
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_looks_that_find_nothing_take_one_part_in_a_hundred(rows: int) -> None:
+    """Where steps take what the event loop needs for them; where a model is computed, none is left out."""
+    count, asked = looks(0.0, rows)
+    step_s = LOOP_STEP_S + rows * LOOP_ROW_S
+    assert count * LOOK_S <= LOOKING * 2000 * step_s + MOST_LOOKING_S + rows * LOOK_S
+    assert rows == 1 or asked < 400, "the drafter is left alone in the others"
+    slow, _ = looks(0.02, rows)
+    assert slow > 25 * rows and slow >= count
+
+
+class Resting(Guesser):
+    """Wants to be left alone for nine steps of ten."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1.0, has_trees=False)
+        self.asked = self.reported = 0
+
+    def begin(self, rows: int) -> int:
+        self.asked += 1
+        return 9 if self.asked % 2 else 0
+
+    def learn(self, rows: int, drafts: int, seconds: float) -> None:
+        self.reported += 1
+
+    def passed(self, rows: int, steps: int, seconds: float) -> None:
+        self.reported += steps
+
+
+def test_a_drafter_is_left_alone_for_as_long_as_it_wants() -> None:
+    """And is told afterwards how many steps it has missed."""
+    drafter = Resting()
+    plain, world = World(num_pages=200, max_running=2), World(num_pages=200, max_running=2, drafter=drafter)
+    for one in (plain, world):
+        for prompt in ([3, 1, 4], [2, 7]):
+            one.add(prompt, max_new_tokens=150, ignore_eos=True)
+        one.run()
+    assert world.seen == plain.seen
+    steps = world.scheduler.totals.steps
+    assert steps < plain.scheduler.totals.steps and drafter.proposed > 0
+    assert drafter.asked <= 2 * steps / 10 + 4 and steps - 20 <= drafter.reported <= steps
+
+
+def test_a_drafter_is_left_alone_until_its_only_sequence_may_have_drafts() -> None:
+    ngram = looking_up()
+    ngram.pace = Pace()
+    world = World(num_pages=200, drafter=ngram)
+    world.add([3, 1, 4], max_new_tokens=180, ignore_eos=True)
+    rests = 0
+    for _ in range(120):
+        world.submit()
+        world.receive()
+        rests += world.scheduler.planner.drafts._rests > 0
+    assert ngram._looks > 2 and 40 < rests < 118

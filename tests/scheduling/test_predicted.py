@@ -88,4 +88,4 @@ def test_a_schedule_with_predictions_gives_the_same_tokens() -> None:
     world.run()
     assert world.seen[0] == answer
     assert world.scheduler.totals.steps < plain.scheduler.totals.steps / 2
-    assert not world.scheduler.planner.drafts.is_active
+    assert not world.scheduler.planner.drafts.predicted

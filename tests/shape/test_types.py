@@ -39,6 +39,7 @@ ROOMS = (
 # files that name Any, and what for
 UNTYPED = {
     "runtime/devices/cuda/attention_backends.py": "each backend has a type of plan of its own",
+    "runtime/devices/cuda/compile_ahead.py": "arguments of any kernel, and of any operator of torch",
     "runtime/engine.py": "parameters that the caller names, checked against SamplingParams",
     "runtime/http/fields/constraint.py": "readers of fields, each of its field's type",
     "runtime/http/openai/stored/disk.py": "calls of a thread, of any result",

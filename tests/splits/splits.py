@@ -34,6 +34,9 @@ SPLITS: dict[str, Options] = {
     "--tp-size 2 --dp-size 2": TP2 | DP2,
     "--pp-size 2 --dp-size 2": PP2 | DP2,
     "--tp-size 2 --dp-size 2 --enable-dp-attention": TP2 | DP2 | {"enable_dp_attention": True},
+    "--tp-size 2 --dp-size 2 --enable-dp-attention --enable-two-batch-overlap": TP2
+    | DP2
+    | {"enable_dp_attention": True, "enable_two_batch_overlap": True},
     "--tp-size 2 --nnodes 2": TP2 | NODES,
     "--pp-size 2 --nnodes 2": PP2 | NODES,
 }

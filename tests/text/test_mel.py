@@ -66,8 +66,8 @@ def test_files_say_how_sounds_are_prepared(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"feature_size": 80}, "a feature_size of 80, and config.json's audio_config one of 20"),
-        ({"chunk_length": 30}, "a number of frames of 3000, and config.json's audio_config one of 100"),
+        ({"feature_size": 80}, "a feature_size of 80, and config.json one of 20"),
+        ({"chunk_length": 30}, "a number of frames of 3000, and config.json one of 100"),
         ({"dither": 0.1}, "dither and padding_value are supported as 0 alone"),
         ({"hop_length": 0}, "hop_length"),
         ({"n_fft": 16000}, "a chunk_length of 1 s is shorter than n_fft"),

@@ -51,12 +51,7 @@ def test_each_moment_has_a_grid_between_its_marks() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "expected"),
-    [
-        ([1, 7, 9, 8, 2], [1, 5, 5, 2]),
-        ([7, 9, 8], [5, 5]),
-        ([7, 9, 2], [7, 5, 5, 2]),
-        ([9, 8], [5, 5, 8]),
-    ],
+    [([1, 7, 9, 8, 2], [1, 5, 5, 2]), ([7, 9, 8], [5, 5]), ([7, 9, 2], [7, 5, 5, 2]), ([9, 8], [5, 5, 8])],
 )
 def test_marks_on_both_sides_are_replaced_with_a_placeholder(prompt: list[int], expected: list[int]) -> None:
     file = Prepared(

@@ -7,6 +7,7 @@ from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
+import torch_npu
 
 from runtime.devices.torch_collectives import TorchCollectives
 from runtime.errors import StartError
@@ -31,13 +32,16 @@ class HcclCollectives(TorchCollectives):
                 "at the others' NPUs in npu-smi info, and at HCCL_SOCKET_IFNAME and HCCL_CONNECT_TIMEOUT"
             ) from error
 
-    def own_group(self) -> dist.ProcessGroup:
-        """One more group of this stage's ranks, for operators that exchange by themselves. All ranks of all
-        stages call it."""
+    def own_group(self, buffer_mb: int) -> dist.ProcessGroup:
+        """One more group of this stage's ranks, for operators that exchange by themselves, with a buffer of
+        `buffer_mb` megabytes for each direction. All ranks of all stages call it."""
+        options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
+        options.hccl_config = {"hccl_buffer_size": buffer_mb}
         count = 1 if self.stages is None else self.stages.stage.count
         index = 0 if self.stages is None else self.stages.stage.index
         groups = [
-            dist.new_group(list(range(stage * self.size, (stage + 1) * self.size))) for stage in range(count)
+            dist.new_group(list(range(stage * self.size, (stage + 1) * self.size)), pg_options=options)
+            for stage in range(count)
         ]
         return cast(dist.ProcessGroup, groups[index])
 

@@ -3,6 +3,7 @@
 from runtime.devices.facts import DeviceFacts
 
 MAX_TOP_K = 1024  # largest top_k of npu_top_k_top_p
+MAX_KEYS = 1 << 20  # the most keys of an attention call without pages, of all its rows together
 
 FACTS = DeviceFacts(
     name="npu",
@@ -21,6 +22,7 @@ FACTS = DeviceFacts(
     page_sizes=(128, 256, 384, 512),
     latent_page_sizes=(128,),
     has_kv_dtypes=False,
+    has_indexers=True,
     host_copies=("direct", "kernel", "kernel_ascend"),
     is_numbered=True,
     standby_bytes=500 << 20,

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.ascend.attention import AttentionPlan, DecodeRows
+from runtime.devices.ascend.sparse_plan import SparsePlan, plan_sparse_decodes
 
 Lengths = TypeVar("Lengths", np.ndarray, Tensor)
 
@@ -46,9 +47,10 @@ class AscendGraphs:
 
     reads_lengths = True
 
-    def __init__(self, triangle: Tensor) -> None:
-        """`triangle`: the mask of attention.triangle."""
+    def __init__(self, triangle: Tensor, *, is_sparse: bool = False) -> None:
+        """`triangle`: the mask of attention.triangle. `is_sparse`: as of AscendOps."""
         self.triangle = triangle
+        self.is_sparse = is_sparse
         # the graph whose memory pool all others share; a pool is freed with the last of its graphs
         self.first: torch.npu.NPUGraph | None = None
         self.stream = torch.npu.Stream()
@@ -57,10 +59,12 @@ class AscendGraphs:
 
     def plan_decodes(
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> AttentionPlan:
+    ) -> AttentionPlan | SparsePlan:
         """The plan of captured decode rows; see Graphs.plan_decodes. The lengths given to the operator here
         are the largest, so its workspaces suffice for all replays."""
         self.page_size, self.lengths_args = page_size, []
+        if self.is_sparse:
+            return plan_sparse_decodes(slots, lengths, page_tables[0], page_size)
         decodes = {
             window: _decode_rows(slots, lengths, page_tables[-1 if window else 0], page_size, window)
             for window in windows

@@ -10,15 +10,15 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from runtime.devices.ascend.formats import to_nz
+from runtime.devices.ascend.formats import takes_nz, to_nz
 from runtime.devices.ascend.grouped_scales import WORD, GroupQuantWeight, fake_quantize, pack_group_quant
 from runtime.devices.base import Quantized
 from runtime.layers.quantization.dequantize import unpack_codes
 from runtime.models.config.quantization_schemes import PackedInt
 
 MAX_INPUTS = 20000  # inputs of a product of int8 by int4 are fewer, as CANN documents it for the fused form
-# inner sizes of npu_dequant_swiglu_quant with groups: multiples of the first, up to the second
-FUSED_INNER, MAX_FUSED_INNER = 64, 10496
+# outputs of the first product of npu_grouped_matmul_swiglu_quant_v2 are at most so many
+MAX_FUSED_OUTPUTS = 10240
 
 
 def grouped_matmul(
@@ -29,8 +29,6 @@ def grouped_matmul(
 
     `more`: scales and biases of the operator, each a tensor of all experts.
     """
-    # group_list has counts; for a single group the operator wants its end, which is the same number
-    kind = 1 if len(weights) > 1 else 0
     given = {name: [tensor] for name, tensor in more.items() if tensor is not None}
     return torch_npu.npu_grouped_matmul(
         [rows],
@@ -38,10 +36,16 @@ def grouped_matmul(
         group_list=counts,
         split_item=2,
         group_type=0,
-        group_list_type=kind,
+        group_list_type=list_type(weights),
         output_dtype=dtype,
         **given,
     )[0]
+
+
+def list_type(weights: Tensor) -> int:
+    """group_list_type for numbers of rows: counts; for a single group the operators want its end, which is
+    the same number."""
+    return 1 if len(weights) > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,9 @@ class TokenInt8:
 
     gate_up: Tensor  # int8 [E, hidden, 2 * inner]
     down: Tensor  # int8 [E, inner, hidden]
-    gate_up_scale: Tensor  # [E, 2 * inner], float32 where the activation is fused
+    gate_up_scale: Tensor  # [E, 2 * inner], float32 where `is_fused`
     down_scale: Tensor  # [E, hidden], as `scale_dtype` has it
-    is_fused: bool  # npu_dequant_swiglu_quant between the products
+    is_fused: bool  # the first product, activation and quantization are one operator
 
     def __len__(self) -> int:
         return len(self.down)
@@ -64,14 +68,13 @@ class TokenInt8:
     def forward(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
         """Feed-forward of rows [N, hidden], counts[e] of them for expert e -> [N, hidden]."""
         if self.is_fused:
-            total = grouped_matmul(rows, self.gate_up, counts, torch.int32)
-            codes, scales = torch_npu.npu_dequant_swiglu_quant(
-                total,
-                weight_scale=self.gate_up_scale,
-                activation_scale=scales,
-                group_index=counts,
-                activate_left=True,
-                quant_mode=1,
+            codes, scales = torch_npu.npu_grouped_matmul_swiglu_quant_v2(
+                rows,
+                [self.gate_up],
+                [self.gate_up_scale],
+                scales,
+                counts,
+                group_list_type=list_type(self.gate_up),
             )
         else:
             gate_up = grouped_matmul(
@@ -210,11 +213,12 @@ def pack_quantized(gate_up: Quantized, down: Quantized, dtype: torch.dtype) -> Q
         return GroupQuantExperts(pack_group_quant(gate_up, dtype), pack_group_quant(down, dtype))
     if gate_up.input_scale is not None:
         return TensorInt8(_pack_static(gate_up, dtype), _pack_static(down, dtype))
-    inner = down.weight.shape[2]
-    is_fused = inner % FUSED_INNER == 0 and inner <= MAX_FUSED_INNER
+    first = _transposed(gate_up)
+    # the operator takes weights in FRACTAL_NZ alone
+    is_fused = takes_nz(first) and first.shape[2] <= MAX_FUSED_OUTPUTS
     scales = gate_up.scale.squeeze(2), down.scale.squeeze(2).to(scale_dtype(dtype))
     return TokenInt8(
-        _transposed(gate_up),
+        first,
         _transposed(down),
         scales[0] if is_fused else scales[0].to(scale_dtype(dtype)),
         scales[1],

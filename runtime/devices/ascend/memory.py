@@ -77,7 +77,7 @@ class AscendMemory:
         return available_bytes() // self.num_ranks
 
     def open_page_copier(
-        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int
+        self, kv: list[tuple[Tensor, ...]], host: HostPages, page_size: int
     ) -> AscendPageCopier:
         """Copies between these caches and host pages."""
         return AscendPageCopier(kv, host, page_size)

@@ -33,13 +33,13 @@ from runtime.devices.ascend.attention import (
     query_index,
     runs_within,
 )
+from runtime.devices.ascend.facts import MAX_KEYS
 from runtime.devices.attention_rows import AttentionRows
 from runtime.errors import ModelError
 from runtime.layers.upload import upload_int64
 from runtime.models.config.mla_config import MAX_EXPANDED
 
 LENGTHS = "actual_seq_kvlen"  # the operator's argument for the lengths of keys, in its second form
-MAX_KEYS = 1 << 20  # the most keys of a call without pages, of all its rows together
 MAX_QUERIES = 16  # the most queries of a sequence, absorbed
 MAX_HEADS, ANY = 128, 1 << 30
 LANES = 16  # 16-bit numbers in a row of an NZ tile
@@ -206,7 +206,7 @@ def mla_attention(
         if isinstance(rows, ExpandedRows):
             assert not is_absorbed
             return _attend_expanded(q, q_rope, caches, up, rows, plan.triangle, scale)
-        return _attend(q if is_absorbed else _by_head(q, up.keys), q_rope, caches, up, rows, plan, scale)
+        return _attend(q if is_absorbed else by_head(q, up.keys), q_rope, caches, up, rows, plan, scale)
 
     if len(kinds) == 1:
         return attend(q, q_rope, kinds[0])
@@ -265,7 +265,7 @@ def _attend(
             input_layout="TND",
             **common,
         )[0]
-    return _by_head(found, up.values)
+    return by_head(found, up.values)
 
 
 def _rows_of(cache: Tensor, rows: ExpandedRows) -> Tensor:
@@ -314,7 +314,7 @@ def _attend_expanded(
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
+def by_head(x: Tensor, matrices: Tensor) -> Tensor:
     """x [n, H, in] times a matrix for each head [H, in, out] -> [n, H, out], contiguous."""
     heads, ins, outs = matrices.shape
     if ins % TILE == 0 and outs % TILE == 0 and ins * heads < MAX_ROW:

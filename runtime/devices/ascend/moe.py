@@ -1,9 +1,10 @@
 """Mixture of experts on Ascend: rows sorted by expert, grouped products, and the sum of each token. The host
 reads nothing from the device.
 
-    route       npu_moe_gating_top_k where it supports the model (`is_fused`); else torch's operators
+    route       npu_moe_gating_top_k_softmax_v2 for softmax over the chosen experts, npu_moe_gating_top_k
+                where it supports the model (`is_fused`); else torch's operators
     sort        npu_moe_init_routing_v2: a row for each slot, sorted by expert, and the counts of experts
-    products    npu_grouped_matmul, twice, with npu_swiglu between
+    products    npu_grouped_matmul, twice, with npu_swiglu between; or as grouped_gemm.py has them
     sum         npu_moe_finalize_routing: each token's rows times its weights
 
 The number of rows of an expert stays on the device, so a step with experts can be captured. Slots of other
@@ -28,6 +29,9 @@ MAX_EXPERTS, GROUP_TILE = (
     2048,
     32,
 )  # of the gating operator: the most experts, with each group padded to tiles
+# drop_pad_mode of npu_moe_finalize_routing for slots token by token. 2: rows [T * k, hidden], one for each
+# slot; 3: rows [experts, capacity, hidden], none for a slot with -1. Of these sizes only the product matters
+WHOLE_ROWS, SOME_ROWS = 2, 3
 SCORES = ("softmax", "sigmoid")  # norm_type, by index
 GROUP_SCORES = ("largest", "two largest")  # group_select_mode, by index
 
@@ -55,12 +59,17 @@ class DenseExperts:
 class AscendExperts:
     """Experts (devices/base.py) of one NPU."""
 
-    def __init__(self, dtype: torch.dtype, *, has_remote_experts: bool = True) -> None:
+    def __init__(self, dtype: torch.dtype, *, num_groups: int) -> None:
+        """`num_groups`: groups of ranks that whole experts are spread over."""
         self.dtype = dtype
-        self.has_remote_experts = has_remote_experts  # whether a token may have experts on other ranks
+        self.num_groups = num_groups
 
     def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-        """Expert ids int64 [T, k] and weights float32 [T, k]; see Experts.route."""
+        """Expert ids [T, k], int32 or, where torch routes, int64, and weights float32 [T, k]; see
+        Experts.route."""
+        if normalizes_chosen(routing) and bias is None:
+            weights, ids, _ = torch_npu.npu_moe_gating_top_k_softmax_v2(logits, k=routing.top_k, renorm=1)
+            return ids, weights if routing.scale == 1.0 else weights * routing.scale
         if not is_fused(logits.shape[1], routing):
             return route(logits, bias, routing)
         has_groups = routing.num_groups > routing.top_groups
@@ -79,7 +88,7 @@ class AscendExperts:
         if divides:
             weights = weights / weights.sum(1, keepdim=True)
             weights = weights if routing.scale == 1.0 else weights * routing.scale
-        return ids.long(), weights
+        return ids, weights
 
     def pack(self, gate_up: Tensor, down: Tensor) -> DenseExperts:
         """Weights in full, transposed and in FRACTAL_NZ where possible."""
@@ -105,15 +114,17 @@ class AscendExperts:
         self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: DenseExperts | QuantizedExperts
     ) -> Tensor:
         """The experts' weighted sum for each token [T, hidden]; see Experts.apply."""
-        count, ids = len(packed), expert_ids.int()
-        if self.has_remote_experts:  # other ranks' experts become one more, beyond the range that gets rows
-            ids = ids.masked_fill(ids < 0, count).clamp_max_(count)
+        count = len(packed)
+        num_ids, ids = count, expert_ids
+        if self.num_groups > 1:  # ids below 0 become some behind all experts, which get no rows
+            num_ids = 2 * count * self.num_groups
+            ids = ids.remainder(num_ids)
         inputs, scales = packed.quantize(x)
         rows, row_idx, counts, scales = torch_npu.npu_moe_init_routing_v2(
             inputs,
-            ids,
+            ids.int(),
             scale=scales,
-            expert_num=count + self.has_remote_experts,
+            expert_num=num_ids,
             expert_tokens_num_type=1,
             expert_tokens_num_flag=True,
             active_expert_range=[0, count],
@@ -121,15 +132,19 @@ class AscendExperts:
             row_idx_type=0,
         )
         out = packed.forward(rows, scales, counts, x.dtype)
-        # rows behind the last expert's are undefined: they become 0, and slots without a row read the last
-        # one
-        if self.has_remote_experts:
-            index = torch.arange(len(out), device=x.device)
-            out = out.masked_fill((index >= counts.sum()).unsqueeze(1), 0)
-            row_idx = row_idx.masked_fill(row_idx < 0, len(out) - 1)
+        # rows behind the last expert's are undefined, and no slot reads them: those without a row have -1
+        mode = WHOLE_ROWS
+        if self.num_groups > 1:
+            out, mode = out.view(ids.shape[1], len(x), -1), SOME_ROWS
         return torch_npu.npu_moe_finalize_routing(
-            out, None, None, None, weights.to(x.dtype), row_idx, None, drop_pad_mode=2
+            out, None, None, None, weights.to(x.dtype), row_idx, None, drop_pad_mode=mode
         )
+
+
+def normalizes_chosen(routing: Routing) -> bool:
+    """Whether weights are the softmax over the logits of the chosen experts, which are the largest ones."""
+    has_groups = routing.num_groups > routing.top_groups
+    return routing.score == "softmax" and routing.normalizes and not has_groups
 
 
 def is_fused(num_experts: int, routing: Routing) -> bool:

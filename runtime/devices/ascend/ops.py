@@ -11,6 +11,7 @@ from runtime.devices.ascend.formats import to_nz
 from runtime.devices.ascend.grouped_scales import GroupQuantWeight, group_quant_matmul, pack_group_quant
 from runtime.devices.ascend.quantized import Int8Weight, int8_matmul, pack_int8
 from runtime.devices.ascend.sampling import FILTERS, sample
+from runtime.devices.ascend.sparse_plan import SparsePlan, plan_sparse
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Gate, Quantized
@@ -33,12 +34,15 @@ class AscendOps:
         torch_device: torch.device,
         *,
         is_nz: bool = False,
+        is_sparse: bool = False,
         sampling: str = "ascend",
     ) -> None:
-        """`is_nz`: latents are stored in NZ. `sampling`: one of FILTERS."""
+        """`is_nz`: latents are stored in NZ. `is_sparse`: tokens attend to those that an indexer chooses.
+        `sampling`: one of FILTERS."""
         self.dtype = dtype
         self.page_size = page_size
         self.is_nz = is_nz
+        self.is_sparse = is_sparse
         self.token_filter = FILTERS[sampling]
         self.triangle = attention.triangle(torch_device)
         # the most queries of a row whose MLA is absorbed; 0: the model has no MLA
@@ -47,8 +51,10 @@ class AscendOps:
 
     def plan_attention(
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> AttentionPlan:
+    ) -> AttentionPlan | SparsePlan:
         """The attention plan of a step."""
+        if self.is_sparse:
+            return plan_sparse(plan, page_tables[0], page_size)
         if self.max_absorbed:
             return mla.plan_mla(
                 plan, page_tables[0], page_size, self.triangle, self.max_absorbed, is_nz=self.is_nz

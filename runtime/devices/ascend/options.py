@@ -14,4 +14,6 @@ class AscendOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     multi_stream: bool = False  # shared experts are computed on a side stream
     gather_after_q: bool = False  # sequence-parallel tokens are gathered after the first projections of MLA
     sampling_backend: str = "ascend"
+    # megabytes of the buffer of the experts' exchange; None: as many as its decode steps need
+    exchange_buffer_mb: int | None = None
     soc: str | None = None  # the generation that was planned for, a name of soc.SOCS; None: any

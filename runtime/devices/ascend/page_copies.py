@@ -6,6 +6,8 @@ scatters on the device. A save is complete when it returns; a load completes lay
 stream, not the host, waits for the event of a layer.
 """
 
+from itertools import count
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,10 +29,11 @@ class LayerLoads:
 class AscendPageCopier:
     """PageCopier (devices/page_copies.py) of one NPU."""
 
-    def __init__(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> None:
+    def __init__(self, kv: list[tuple[Tensor, ...]], host: HostPages, page_size: int) -> None:
+        parts = count()
         self._layers = [
-            [(cache.view(len(cache) // page_size, -1), host.part(2 * i + j)) for j, cache in enumerate(pair)]
-            for i, pair in enumerate(kv)
+            [(cache.view(len(cache) // page_size, -1), host.part(next(parts))) for cache in caches]
+            for caches in kv
         ]
         self._limits = len(kv[0][0]) // page_size, host.num_pages
         self._stream = torch.npu.Stream()

@@ -1,7 +1,7 @@
 """What differs between Atlas A2 and A3 for the operators that exchange rows of experts. Torch-free.
 
 npu_moe_distribute_dispatch_v2 and npu_moe_distribute_combine_v2 use a window in the buffer of their HCCL
-group, whose size is HCCL_BUFFSIZE, and refuse a step that does not fit. Sizes and limits are those of
+group, whose size the group is made with, and refuse a step that does not fit. Sizes and limits are those of
 aclnnMoeDistributeDispatchV2 in CANN's documentation; the window of A3 is what its tiling checks.
 """
 
@@ -10,9 +10,11 @@ from typing import Literal
 
 from msgspec import Struct
 
+from runtime.models.config.moe_config import MoeConfig
+
 Name = Literal["a2", "a3"]
 MIB = 1 << 20
-HCCL_MB = 200  # megabytes of a group's buffer where HCCL_BUFFSIZE is not set
+MAX_MB = 1024  # megabytes of a buffer whose size was not asked for
 MAX_TOP_K, MAX_EXPERTS = 16, 1024  # experts of a token, experts of a layer
 
 
@@ -28,6 +30,16 @@ class ExpertLayout(Struct, frozen=True, kw_only=True):
     def num_local(self) -> int:
         """Experts of a rank."""
         return self.num_experts // self.num_ranks
+
+
+def expert_layout(moe: MoeConfig, hidden_size: int, num_ranks: int, num_copies: int = 0) -> ExpertLayout:
+    """The layout of a model's experts, each of which one rank has, and of `num_copies` more of some."""
+    return ExpertLayout(
+        hidden=moe.latent_size or hidden_size,
+        top_k=moe.routing.top_k,
+        num_experts=moe.num_experts + num_copies,
+        num_ranks=num_ranks,
+    )
 
 
 class Soc(Struct, frozen=True, kw_only=True):
@@ -62,8 +74,9 @@ class Soc(Struct, frozen=True, kw_only=True):
         return max(0, min(self.max_tokens, (buffer_mb * MIB - fixed) // of_token))
 
     def buffer_mb(self, layout: ExpertLayout, num_tokens: int) -> int:
-        """Megabytes of the buffer for a step with `num_tokens` tokens of each rank."""
-        return -(-self.window(layout, num_tokens) // MIB)
+        """Megabytes of the buffer for a step with `num_tokens` tokens of each rank, or for as many as the
+        operators take; at most MAX_MB."""
+        return min(-(-self.window(layout, min(num_tokens, self.max_tokens)) // MIB), MAX_MB)
 
 
 def aligned(size: int, to: int) -> int:

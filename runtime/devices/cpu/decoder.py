@@ -38,7 +38,7 @@ MAX_INNER = 2048  # lora::MAX_INNER
 MAX_WIDTH = 16384  # layers::Prepare::MAX_WIDTH
 FIRST_POSITIONS = 1024  # of the tables of cosines and sines, which double as sequences grow
 
-KeysValues = list[tuple[Tensor, Tensor]]
+KeysValues = list[tuple[Tensor, ...]]
 
 
 def problem_of(spec: DecoderSpec, kv: KeysValues) -> str | None:

@@ -85,7 +85,7 @@ class CpuMemory:
         return max(0, self.free_bytes() - cache_bytes)
 
     def open_page_copier(
-        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int
+        self, kv: list[tuple[Tensor, ...]], host: HostPages, page_size: int
     ) -> CpuPageCopier:
         """See Memory.open_page_copier."""
         return CpuPageCopier(kv, host, page_size)

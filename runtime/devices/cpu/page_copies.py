@@ -7,6 +7,7 @@ each: a copy by numpy does not hold the interpreter's lock.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 
 import numpy as np
 import torch
@@ -31,10 +32,10 @@ class LayersArriving:
 class CpuPageCopier:
     """See PageCopier."""
 
-    def __init__(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> None:
+    def __init__(self, kv: list[tuple[Tensor, ...]], host: HostPages, page_size: int) -> None:
+        parts = count()
         self._layers = [
-            [(_pages(cache, page_size), host.part(2 * i + j)) for j, cache in enumerate(pair)]
-            for i, pair in enumerate(kv)
+            [(_pages(cache, page_size), host.part(next(parts))) for cache in caches] for caches in kv
         ]
         self._limits = len(kv[0][0]) // page_size, host.num_pages
         self._thread = ThreadPoolExecutor(1, "loads")

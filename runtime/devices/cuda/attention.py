@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
@@ -20,7 +22,10 @@ from runtime.devices.cuda.kernels.launch import FP8_KINDS, INTERPRETER, Gpu, dot
 from runtime.layers.upload import upload
 
 FILL = 3  # programs per multiprocessor below which keys are split
-MERGE_BLOCK = 8192  # numbers of partial results that a program of merge_splits_kernel holds
+MERGE_BLOCK = 512  # numbers of a result that a program of merge_splits_kernel computes
+MAX_SPLITS = 128
+# a page that holds any sequence: for keys that are contiguous, of as many heads as there is memory for
+ONE_PAGE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +157,20 @@ def select_splits(num_programs: int, max_kv_len: int, tile: Tile, gpu: Gpu) -> i
     """The number of splits of the keys: a power of two, so that programs fill the GPU and each of them has at
     least four tiles."""
     wanted = FILL * gpu.num_cores // max(1, num_programs)
-    return 1 << max(0, min(wanted, max_kv_len // (4 * tile.n), 128).bit_length() - 1)
+    return 1 << max(0, min(wanted, max_kv_len // (4 * tile.n), MAX_SPLITS).bit_length() - 1)
+
+
+def cache_formats(kv_dtype: torch.dtype, dtype: torch.dtype, gpu: Gpu) -> tuple[str, tl.dtype]:
+    """How a kernel reads caches of `kv_dtype` ("" for a cache in the dtype of queries, else as from_fp8), and
+    the dtype of its products with queries of `dtype`.
+
+    8-bit floats become float16, which holds each of them exactly, and so are products where queries have 16
+    bits: a product of bfloat16 numbers would take another conversion of every key and value.
+    """
+    kind = FP8_KINDS.get(kv_dtype, "")
+    if kind and dtype == torch.bfloat16 and gpu != INTERPRETER and not knobs.runtime.interpret:
+        return "native" if kind == "e4m3" and gpu.has_fp8 else kind, tl.float16
+    return kind, dot_type(dtype)
 
 
 def attention(
@@ -213,19 +231,20 @@ def launch_attention(
     dim_v = values.shape[2]
     grid = _grid_of(q, keys, max(keys.shape[2], dim_v), launch, scores.window, gpu)
     if grid.splits == 1:
-        _launch_kernel(out, out, q, keys, values, launch, plan, scores, grid, q_rope, ropes)
+        _launch_kernel(out, out, q, keys, values, launch, plan, scores, grid, q_rope, ropes, gpu)
         return
     partials = q.new_empty(launch.num_queries, q.shape[1], grid.splits, dim_v, dtype=torch.float32)
     lse = q.new_empty(launch.num_queries, q.shape[1], grid.splits, dtype=torch.float32)
-    _launch_kernel(partials, lse, q, keys, values, launch, plan, scores, grid, q_rope, ropes)
-    block = min(next_power_of_2(dim_v, 16), MERGE_BLOCK // grid.splits)
+    _launch_kernel(partials, lse, q, keys, values, launch, plan, scores, grid, q_rope, ropes, gpu)
+    block = min(next_power_of_2(dim_v, 16), MERGE_BLOCK)
     merge_splits_kernel[(launch.num_queries, q.shape[1], triton.cdiv(dim_v, block))](
         out,
         partials,
         lse,
         lse if scores.sinks is None else scores.sinks,
-        SPLITS=grid.splits,
+        grid.splits,
         HAS_SINKS=scores.sinks is not None,
+        MOST=MAX_SPLITS,
         DV=dim_v,
         BLOCK=block,
     )
@@ -243,8 +262,9 @@ def _launch_kernel(
     grid: _Grid,
     q_rope: Tensor | None,
     ropes: Tensor | None,
+    gpu: Gpu,
 ) -> None:
-    fp8 = FP8_KINDS.get(keys.dtype, "")
+    fp8, dot = cache_formats(keys.dtype, q.dtype, gpu)
     caches = [x if not fp8 or x is None else x.view(torch.uint8) for x in (keys, values, ropes)]
     table, rows, queries = (
         plan.page_tables[-1 if scores.window else 0],
@@ -276,8 +296,9 @@ def _launch_kernel(
         scores.cap * LOG2E.value,
         GROUP=grid.group,
         HEADS=grid.heads,
-        KV_HEADS=keys.shape[1],
-        SPLITS=grid.splits,
+        # a constant saves the decode kernel 35 registers
+        KV_HEADS=0 if plan.page_size == ONE_PAGE else keys.shape[1],
+        SPLIT=grid.splits > 1,
         TILED=grid.tiles is not None,
         WINDOW=scores.window,
         CAPPED=scores.cap > 0,
@@ -294,7 +315,7 @@ def _launch_kernel(
         BLOCK_V=blocks[1],
         BLOCK_R=blocks[2],
         FP8=fp8,
-        DOT=dot_type(q.dtype),
+        DOT=dot,
         num_warps=grid.tile.warps,
         num_stages=grid.tile.stages,
     )

@@ -70,8 +70,10 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     torch_device = set_device(options, start.index_on_node(rank), start.first_device)
     try:
         from runtime.devices.cuda.attention_backends import open_hybrid_backend
+        from runtime.devices.cuda.compile_ahead import open_compiler
         from runtime.devices.cuda.fused import CudaFusedOps
         from runtime.devices.cuda.kernels.launch import gpu_of
+        from runtime.devices.cuda.kernels.recurrent import TritonStateSteps
         from runtime.devices.cuda.lora import CudaLoraOps
         from runtime.devices.cuda.moe import CudaExperts
         from runtime.devices.cuda.ops import CudaOps
@@ -93,7 +95,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     )
     graphs = (
         CudaGraphs(torch_device, allows_gc=options.cudagraph_gc, attention_backend=attention_backend)
-        if start.graph_sizes
+        if start.graph_sizes or start.piecewise_sizes
         else None
     )
     ops, experts = CudaOps(dtype, gpu, options.fp8_gemm_backend, attention_backend), CudaExperts(gpu)
@@ -112,7 +114,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         lora_ops=adapters,
         fused=CudaFusedOps(),
+        state_steps=TritonStateSteps() if start.recurrent_backend == "triton" else None,
         streams=torch.cuda,
+        compiler=open_compiler(options, torch_device, start.ranks_on_machine),
         expert_places=start.expert_places,
         attention=open_attention_ranks(ranks, start),
         prompt_split=start.prompt_split,

@@ -96,7 +96,7 @@ class FlexAttentionBackend:
         aux_request = None if scores.sinks is None else AuxRequest(lse=True)
         result = self.attention(
             *inputs,
-            score_mod=soft_cap(scores.cap) if scores.cap else None,
+            score_mod=soft_cap(scores.cap, q.device) if scores.cap else None,
             block_mask=window_plan.mask,
             scale=scores.scale,
             enable_gqa=q.shape[1] != keys.shape[1],
@@ -122,6 +122,9 @@ def flat_ranges(firsts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.
 
 
 @cache
-def soft_cap(cap: float) -> Callable[..., Tensor]:
-    """A score_mod that caps scores, cached because a new function would be compiled again."""
-    return lambda score, b, h, q, k: cap * torch.tanh(score / cap)
+def soft_cap(cap: float, torch_device: torch.device) -> Callable[..., Tensor]:
+    """A score_mod that caps scores, cached because a new function would be compiled again. The cap is a
+    number on the device: with dynamic sizes, torch 2.11 makes an input of a Python float, which it cannot
+    read in a score_mod."""
+    limit = torch.tensor(cap, dtype=torch.float32, device=torch_device)
+    return lambda score, b, h, q, k: limit * torch.tanh(score / limit)

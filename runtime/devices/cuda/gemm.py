@@ -219,7 +219,7 @@ def _launch_kernel(
         GATED=is_gated,
         ROUTED="" if tiles is None else "tiles" if tiles.size else "single",
         REPEAT=inputs.repeat,
-        SPLITS=grid.splits,
+        SPLIT=grid.splits > 1,
         EVEN=packed.padded % tile.k == 0,
         NATIVE=grid.has_fp8 and not knobs.runtime.interpret,
         M=grid.rows,

@@ -57,9 +57,7 @@ class CudaMemory:
         """This rank's share of the available host memory, in bytes."""
         return available_bytes() // self.num_ranks
 
-    def open_page_copier(
-        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int
-    ) -> PageCopier:
+    def open_page_copier(self, kv: list[tuple[Tensor, ...]], host: HostPages, page_size: int) -> PageCopier:
         """Page-locks the host pages and opens copies to them. Raises StartError."""
         lock(host)
         return CudaPageCopier(kv, host, page_size, torch.cuda)

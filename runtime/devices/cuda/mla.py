@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda.attention import AttentionLaunch, AttentionPlan, launch_attention
+from runtime.devices.cuda.attention import ONE_PAGE, AttentionLaunch, AttentionPlan, launch_attention
 from runtime.devices.cuda.kernels.launch import FP8_KINDS, Gpu
 from runtime.models.config.mla_config import MAX_EXPANDED
-
-ONE_PAGE = 1 << 30  # a page that holds any sequence: for keys that are contiguous
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ copied. The main stream and the stream of copies wait for each other by events; 
 """
 
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import torch
@@ -45,13 +46,13 @@ class CudaPageCopier:
     """PageCopier (devices/page_copies.py) of one GPU. `streams`: torch's module of the device."""
 
     def __init__(
-        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int, streams: Streams
+        self, kv: list[tuple[Tensor, ...]], host: HostPages, page_size: int, streams: Streams
     ) -> None:
         """`host` is page-locked already; see `lock`."""
         self._host = host  # the mapping must live as long as the views of it
+        parts = count()
         self._layers = [
-            [cache_pages(cache, host.part(2 * i + j), page_size) for j, cache in enumerate(pair)]
-            for i, pair in enumerate(kv)
+            [cache_pages(cache, host.part(next(parts)), page_size) for cache in caches] for caches in kv
         ]
         self._limits = len(kv[0][0]) // page_size, host.num_pages
         self._torch_device = kv[0][0].device

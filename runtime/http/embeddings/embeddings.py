@@ -10,10 +10,10 @@ from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
 from runtime.http.embeddings.embedding_response import Embedding, Embeddings, Pooled, PooledList
+from runtime.http.embeddings.items import Embedded, EmbeddingMessage, Item, embedded
 from runtime.http.embeddings.pooling_requests import (
     MAX_INPUTS,
     Common,
-    Inputs,
     activated,
     answer,
     embedding,
@@ -39,7 +39,8 @@ from runtime.service import Service
 class EmbeddingBody(Common, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/embeddings and /pooling."""
 
-    input: Inputs
+    input: str | A[list[Item], Meta(min_length=1)] | None = None
+    messages: A[list[EmbeddingMessage], Meta(min_length=1)] | None = None  # in place of `input`, as in vLLM
     encoding_format: Literal["float", "base64"] | None = None
     # keep this many numbers, normalized again; for models trained for it
     dimensions: A[int, Meta(ge=1)] | None = None
@@ -79,8 +80,13 @@ def embeddings(service: Service, content: bytes) -> Answer:
         ]
         return Embeddings(data, service.card.name, usage(outputs))
 
-    prompts = prompts_of(body.input, add_special=body.add_special_tokens is not False)
-    return answer(service, prompts, write, common=body, id=new_id("embd", body))
+    found = _embedded(body, service)
+    return answer(service, found.prompts, write, common=body, id=new_id("embd", body), media=found.media)
+
+
+def _embedded(body: EmbeddingBody, service: Service) -> Embedded:
+    kinds, add_special = service.card.limits.media_kinds, body.add_special_tokens is not False
+    return embedded(body.input, body.messages, kinds, add_special=add_special)
 
 
 def pooled(service: Service, content: bytes) -> Answer:
@@ -102,19 +108,19 @@ def pooled(service: Service, content: bytes) -> Answer:
         data = [Pooled(i, written(vector, body.encoding_format)) for i, vector in enumerate(vectors)]
         return PooledList(id, int(time.time()), service.card.name, data, usage(outputs))
 
-    prompts = prompts_of(body.input, add_special=body.add_special_tokens is not False)
-    return answer(service, prompts, write, common=body, id=id)
+    found = _embedded(body, service)
+    return answer(service, found.prompts, write, common=body, id=id, media=found.media)
 
 
 def _steps(service: Service, body: EmbeddingBody, pooling: Pooling, id: str) -> Answer:
     """Probabilities for each step of each text. A step's are those of the token that ends it, which has seen
     the text so far: each beginning of a text is a prompt, and all of them share the pages of what they have
     in common. Raises InvalidRequest."""
-    texts = [body.input] if isinstance(body.input, str) else body.input
+    texts = [body.input] if isinstance(body.input, str) else body.input or []
     if len(texts) > MAX_INPUTS:
         raise InvalidRequest(f"there are {len(texts)} inputs; the most is {MAX_INPUTS}", param="input")
     ends = [_step_ends(text, pooling.step_token) if isinstance(text, str) else [] for text in texts]
-    if not all(ends):
+    if not ends or not all(ends):
         raise InvalidRequest(
             f"this model scores the steps of texts: give texts with {pooling.step_token} behind each step",
             param="input",

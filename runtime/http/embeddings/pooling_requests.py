@@ -20,6 +20,7 @@ from runtime.http.openai.completion_response import CachedTokens, Usage
 from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.exchange import Answer
 from runtime.json_value import JsonValue
+from runtime.messages.media import MediaSource
 from runtime.messages.requests import Delta, GenerateRequest, Pair, Text, Tokens
 from runtime.messages.sampling import CacheSalt, Priority, SamplingParams
 from runtime.models.config.pooling import Pooling
@@ -80,9 +81,10 @@ def answer(
     id: str,
     params: SamplingParams | None = None,
     names: dict[str, str] = NAMES,
+    media: Sequence[tuple[MediaSource, ...]] = (),
 ) -> Answer:
-    """One request for each prompt: of a model that pools, or with `params` of one that generates. Raises
-    InvalidRequest."""
+    """One request for each prompt: of a model that pools, or with `params` of one that generates. `media`: of
+    each prompt its files; (): there are none. Raises InvalidRequest."""
     check_model(service.card, common.model)
     if len(prompts) > MAX_INPUTS:
         raise InvalidRequest(
@@ -104,6 +106,7 @@ def answer(
             truncate=truncate,
             priority=common.priority,
             cache_salt=common.cache_salt or "",
+            media=media[i] if media else (),
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -47,7 +47,13 @@ ENDPOINTS: dict[str, Serve] = {
 MAX_BATCH_BODY = 1 << 16
 CLOSE_S = 2.0  # to close the files when the server stops
 PAGE = ("after", "limit", "order")  # query parameters of lists
-UPLOAD = Operation("POST", "/v1/files", "Upload a file (--file-storage-path)", answers=(File,), has_form=True)
+UPLOAD = Operation(
+    "POST",
+    "/v1/files",
+    "Upload a file (--file-storage-path)",
+    answers=(File,),
+    form={"file": "@requests.jsonl", "purpose": "batch"},
+)
 LIST_FILES = Operation("GET", "/v1/files", "The stored files", answers=(FilePage,), query=("purpose", *PAGE))
 GET_FILE = Operation("GET", "/v1/files/{id}", "A stored file", answers=(File,))
 DELETE_FILE = Operation("DELETE", "/v1/files/{id}", "Delete a file", answers=(Deleted,))

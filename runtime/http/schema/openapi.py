@@ -136,7 +136,7 @@ def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) ->
         "security": [] if level == "open" else [{"bearer": []}, {"key": []}, {}],
         "x-level": level,
         "x-codeSamples": samples(
-            method, operation.path, None if body is None else operation.example, has_form=operation.has_form
+            method, operation.path, None if body is None else operation.example, operation.form
         ),
     }
     if parameters := _parameters(operation):
@@ -148,12 +148,13 @@ def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) ->
             "required": bool(operation.example) and method != "GET",
             "content": {MEDIA["json"]: content},
         }
-    elif operation.has_form:
+    elif operation.form:
         fields = {
-            "file": {"type": "string", "format": "binary", "description": description("", "file")},
-            "purpose": {"type": "string", "description": description("", "purpose")},
+            name: {"type": "string", "description": description("", name)}
+            for name in (*operation.form, *operation.form_options)
         }
-        schema = {"type": "object", "properties": fields, "required": list(fields)}
+        fields["file"]["format"] = "binary"
+        schema = {"type": "object", "properties": fields, "required": list(operation.form)}
         words["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
     return words
 

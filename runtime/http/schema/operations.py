@@ -17,6 +17,7 @@ from runtime.http.ollama import embed as ollama_embed
 from runtime.http.ollama import models as ollama_models
 from runtime.http.ollama import serve as ollama
 from runtime.http.openai import chat, completions, models, stored_objects
+from runtime.http.openai.audio import routes as audio
 from runtime.http.openai.responses import routes as responses
 from runtime.http.operation import Operation
 from runtime.json_value import JsonDict
@@ -30,6 +31,7 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
         *completions.OPERATIONS,
         *responses.OPERATIONS,
         *models.OPERATIONS,
+        *audio.OPERATIONS,
         *stored_objects.OPERATIONS,
     ),
     "Anthropic": messages.OPERATIONS,

@@ -18,27 +18,25 @@ with urllib.request.urlopen(request) as answer:
 READ = "print(answer.read().decode())"
 STREAM = """for line in answer:
         print(line.decode(), end="")"""
-FORM = {"file": "@requests.jsonl", "purpose": "batch"}  # what a form has, in curl's words
 
 
 def samples(
-    method: str, path: str, example: Mapping[str, object] | None, *, has_form: bool = False
+    method: str, path: str, example: Mapping[str, object] | None, form: Mapping[str, str]
 ) -> list[dict[str, str]]:
     """Samples of a request, in the form of the extension x-codeSamples. `example`: the body; None: there is
-    none."""
-    made = [{"lang": "Shell", "label": "curl", "source": _curl(method, path, example, has_form)}]
-    if not has_form:
+    none. `form`: fields of a form, in curl's words."""
+    made = [{"lang": "Shell", "label": "curl", "source": _curl(method, path, example, form)}]
+    if not form:
         made.append({"lang": "Python", "label": "Python", "source": _python(method, path, example)})
     return made
 
 
-def _curl(method: str, path: str, example: Mapping[str, object] | None, has_form: bool) -> str:
-    plain = "POST" if example is not None or has_form else "GET"
+def _curl(method: str, path: str, example: Mapping[str, object] | None, form: Mapping[str, str]) -> str:
+    plain = "POST" if example is not None or form else "GET"
     words = [f"curl -s{'N' if example and example.get('stream') else ''} {shlex.quote(URL + path)}"]
     if method != plain:
         words[0] += f" -X {method}"
-    if has_form:
-        words += [f"-F {name}={value}" for name, value in FORM.items()]
+    words += [f"-F {name}={value}" for name, value in form.items()]
     if example is not None:
         words += [
             f"-H {shlex.quote(JSON_TYPE)}",

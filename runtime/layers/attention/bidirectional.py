@@ -71,17 +71,19 @@ def _padded_group(
 
 
 def bidirectional_attention(
-    q: Tensor, k: Tensor, v: Tensor, plan: BidirectionalPlan, window: int = 0
+    q: Tensor, k: Tensor, v: Tensor, plan: BidirectionalPlan, window: int = 0, *, is_causal: bool = False
 ) -> Tensor:
     """q, k, v [T, H, D] -> [T, H * D]; the scale is 1/sqrt(D). `window`: tokens that each token sees on both
-    sides of itself; 0: all."""
+    sides of itself; 0: all. `is_causal`: each sees itself and those before it alone."""
     out = torch.empty(len(q), q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
     for group in plan.groups:
         shape = (group.num_rows, group.longest, *q.shape[1:])
         queries, keys, values = (
             x.index_select(0, group.tokens).view(shape).transpose(1, 2) for x in (q, k, v)
         )
-        if window and window < group.longest - 1:
+        if is_causal:  # what fills a row up stands behind its tokens, which do not see it
+            attended = scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        elif window and window < group.longest - 1:
             attended = windowed(queries, keys, values, group.mask, window)
         else:
             attended = scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask)

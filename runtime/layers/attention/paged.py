@@ -20,7 +20,8 @@ class Attention:
         self.fused = fused_ops_of(device)
         self.index = index
         self.num_kv_heads = num_kv_heads
-        self.key_dim = self.value_dim = head_dim  # of the cache
+        self.key_dim = head_dim
+        self.cache_dims: tuple[int, ...] = (head_dim, head_dim)  # of keys and of values in the cache
         self.scores = scores
         self.window = scores.window
         # KV cache group: layers with a sliding window use the last one, which may be the only one
@@ -89,11 +90,10 @@ class MlaAttention:
     def __init__(self, ops: Ops, index: int, mla: MlaConfig, scale: float) -> None:
         self.ops = ops
         self.index = index
-        self.key_dim = mla.kv_rank
-        self.value_dim = mla.rope_dim
+        self.cache_dims: tuple[int, ...] = (mla.kv_rank, mla.rope_dim)  # of what the cache holds
         self.scale = scale
 
-    def cache_targets(self, batch: ForwardBatch) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    def cache_targets(self, batch: ForwardBatch) -> tuple[tuple[Tensor, ...], Tensor]:
         """This layer's caches, and the locations in them where the step's tokens go."""
         return batch.kv[self.index], batch.locations[self.pool]
 

@@ -5,7 +5,8 @@ The indexer has a few small query heads and one key, which the cache holds for e
 key. The score of a token is the sum over heads of weight * relu(query . key). Where no more than `top_k`
 tokens are visible, attention is dense.
 
-Computed in torch, over keys that are gathered row by row, so devices need to have such a plan.
+Computed in torch, over keys that are gathered row by row, so devices need to have such a plan; others have
+operators of their own (Device.sparse_latents).
 """
 
 from dataclasses import replace
@@ -14,18 +15,52 @@ import torch
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
+from runtime.devices.base import AttentionPlan, Ops
 from runtime.layers.attention import sdpa
+from runtime.layers.attention.gathered import GatheredPlan
 from runtime.layers.attention.kv_dtype import read_as
+from runtime.models.config.mla_config import MlaConfig
+
+
+class TorchSparseLatents:
+    """SparseLatentOps (devices/sparse_latents.py) in torch."""
+
+    def __init__(self, ops: Ops) -> None:
+        self.ops = ops
+
+    def cache_dims(self, mla: MlaConfig) -> tuple[int, ...]:
+        """Latents; and rotary keys followed by index keys."""
+        assert mla.indexer is not None
+        return mla.kv_rank, mla.rope_dim + mla.indexer.dim
+
+    def open(self, up: Tensor, mla: MlaConfig, scale: float) -> "SparseLatents":
+        """See SparseLatentOps.open."""
+        assert mla.indexer is not None
+        keys, values = up[:, : mla.nope_dim].contiguous(), up[:, mla.nope_dim :].transpose(1, 2).contiguous()
+        return SparseLatents(self.ops, (keys, values), mla.rope_dim, mla.indexer.top_k, scale)
 
 
 class SparseLatents:
-    """Attention of one layer over latents [num_locations, 1, R] and, for each of them, a rotary key followed
-    by an index key, [num_locations, 1, P + I]. `keys` [H, N, R] and `values` [H, R, V] make keys and values
-    from latents."""
+    """SparseLayer (devices/sparse_latents.py) of one layer over latents [num_locations, 1, R] and, for each
+    of them, a rotary key followed by an index key, [num_locations, 1, P + I]. `keys` [H, N, R] and `values`
+    [H, R, V] make keys and values from latents."""
 
-    def __init__(self, keys: Tensor, values: Tensor, rope_dim: int, top_k: int, scale: float) -> None:
-        self.keys, self.values = keys, values
+    def __init__(self, ops: Ops, up: tuple[Tensor, Tensor], rope_dim: int, top_k: int, scale: float) -> None:
+        """`up`: `keys` and `values`."""
+        self.ops = ops
+        self.keys, self.values = up
         self.rope_dim, self.top_k, self.scores = rope_dim, top_k, Scores(scale)
+
+    def store(
+        self,
+        latents: Tensor,
+        ropes: Tensor,
+        index_keys: Tensor,
+        caches: tuple[Tensor, ...],
+        locations: Tensor,
+    ) -> None:
+        """See SparseLayer.store."""
+        self.ops.store_kv(latents, torch.cat((ropes, index_keys), 2), *caches, locations)
 
     def attend(
         self,
@@ -33,10 +68,22 @@ class SparseLatents:
         q_rope: Tensor,
         index_queries: Tensor,
         index_weights: Tensor,
-        caches: tuple[Tensor, Tensor],
+        caches: tuple[Tensor, ...],
+        plan: AttentionPlan | None,
+    ) -> Tensor:
+        """See SparseLayer.attend."""
+        assert isinstance(plan, GatheredPlan), "a plan without the rows' locations"
+        return self._attend(q, q_rope, index_queries, index_weights.float(), caches, plan.gathered)
+
+    def _attend(
+        self,
+        q: Tensor,
+        q_rope: Tensor,
+        index_queries: Tensor,
+        index_weights: Tensor,
+        caches: tuple[Tensor, ...],
         plan: sdpa.AttentionPlan,
     ) -> Tensor:
-        """q [T, H, N], q_rope [T, H, P], index queries [T, J, I] and weights float32 [T, J] -> [T, H, V]."""
         queries = torch.cat((torch.bmm(q.transpose(0, 1), self.keys).transpose(0, 1), q_rope), 2)
         out = torch.empty_like(queries)
         for group in plan.decodes[0]:
@@ -67,7 +114,7 @@ class SparseLatents:
         return torch.bmm(latents.transpose(0, 1), self.values).transpose(0, 1)
 
     def _gather(
-        self, caches: tuple[Tensor, Tensor], locations: Tensor, dtype: torch.dtype
+        self, caches: tuple[Tensor, ...], locations: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """What all heads see as their key, and with the first R as their value, [n, 1, R + P]; and the index
         keys, [n, I]."""

@@ -89,7 +89,7 @@ class Router(Layer):
         self.weight = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [T, hidden] -> expert ids int64 [T, k] and their weights, float32 [T, k]."""
+        """x [T, hidden] -> expert ids, int64 or int32 [T, k], and their weights, float32 [T, k]."""
         assert self.packed is not None
         bias = None if self.e_score_correction_bias is None else self.e_score_correction_bias.tensor
         wide = x.float()
@@ -241,7 +241,8 @@ class SparseFeedForward(Layer):
         padding."""
         if self.counts is not None:
             counted = ids >= 0 if is_real is None else (ids >= 0) & is_real.unsqueeze(1)
-            self.counts.scatter_add_(0, ids.clamp(min=0).flatten(), counted.flatten().to(torch.int32))
+            places = ids.clamp(min=0).flatten().long()
+            self.counts.scatter_add_(0, places, counted.flatten().to(torch.int32))
 
     def begin_shared(self, x: Tensor) -> Callable[[], Tensor] | None:
         """Returns what gives the shared experts' output [T, hidden]; None: there are no shared experts. They

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from runtime.devices.recurrent import StateSteps
 from runtime.layers.recurrent.recurrence import Recurrence, in_segments
 
 CHUNK, SEGMENT = 64, 1024  # tokens of one triangular system, and those whose systems are in memory at a time
@@ -87,5 +88,7 @@ def _products(q: Tensor, k: Tensor, rated: Tensor, decay: Tensor) -> tuple[Tenso
     return (seen @ q.unsqueeze(4)).squeeze(4), (seen @ rated.unsqueeze(4)).squeeze(4)
 
 
-# without decay and rate a token leaves a state as it is
-DELTA_RULE = Recurrence(delta_step, delta_chunks, rates=(3, 4))
+def delta_rule(steps: StateSteps | None) -> Recurrence:
+    """The recurrence of a device with these steps. Without decay and rate a token leaves a state as it is."""
+    in_place = None if steps is None else steps.delta
+    return Recurrence(delta_step, delta_chunks, rates=(3, 4), in_place=in_place)

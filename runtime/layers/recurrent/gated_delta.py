@@ -9,7 +9,7 @@ from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.recurrent import RecurrentKernel, RecurrentSpec
 from runtime.layers.linear import Linear, Reduction
 from runtime.layers.parallel.replicated import replicated_weight
-from runtime.layers.recurrent.delta_rule import DELTA_RULE, unit
+from runtime.layers.recurrent.delta_rule import delta_rule, unit
 from runtime.layers.recurrent.parts import PartsLinear, parts_weight
 from runtime.layers.recurrent.recurrence import state_rows
 from runtime.layers.recurrent.short_conv import CausalConv
@@ -128,7 +128,7 @@ class GatedDeltaMixer(Layer):
         v = v.unflatten(1, (-1, config.value_dim))
         rate = rate.float().sigmoid() * config.max_rate
         g = -self.A_log.tensor.exp() * softplus(step.float() + self.dt_bias.tensor)
-        out = DELTA_RULE.run((q, k, v, g.unsqueeze(2), rate), state, rows)
+        out = delta_rule(self.device.state_steps).run((q, k, v, g.unsqueeze(2), rate), state, rows)
         gate = gate.reshape(len(mixed), -1, config.value_dim)
         return self.gated_norm.forward(out, gate).flatten(1)
 

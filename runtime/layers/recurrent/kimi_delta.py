@@ -8,7 +8,7 @@ from torch.nn.functional import silu, softplus
 from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.linear import Linear, Reduction
 from runtime.layers.parallel.replicated import replicated_weight
-from runtime.layers.recurrent.delta_rule import DELTA_RULE, unit
+from runtime.layers.recurrent.delta_rule import delta_rule, unit
 from runtime.layers.recurrent.parts import parts_weight
 from runtime.layers.recurrent.recurrence import state_rows
 from runtime.layers.recurrent.short_conv import CausalConv
@@ -43,7 +43,7 @@ class KimiDeltaMixer(Layer):
         reduction: Reduction,
     ) -> None:
         """`place`: of the layer among the recurrent ones."""
-        self.place, self.dim = place, config.head_dim
+        self.place, self.dim, self.device = place, config.head_dim, device
         heads = unit_shard(config.num_heads, device.collectives, "heads of recurrent layers")
         inner, low = scaled_shard(heads, self.dim), replicated_shard(self.dim)
         self.in_proj_qkv = Linear(
@@ -76,5 +76,5 @@ class KimiDeltaMixer(Layer):
         wide = decay.float() + self.dt_bias.tensor
         g = -self.A_log.tensor.exp().unsqueeze(1) * softplus(wide.unflatten(1, (-1, dim)))
         parts = unit(q) * dim**-0.5, unit(k), v, g, rate.float().sigmoid()
-        out = DELTA_RULE.run(parts, state, rows)
+        out = delta_rule(self.device.state_steps).run(parts, state, rows)
         return self.gated_norm.forward(out, gate.unflatten(1, (-1, dim))).flatten(1)

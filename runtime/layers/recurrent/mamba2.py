@@ -208,6 +208,8 @@ class Mamba2Mixer(Layer):
         b, c = (vectors.unflatten(1, (self.num_groups, -1)) for vectors in (b, c))
         step = softplus(step.float() + self.dt_bias.tensor).clamp(*self.config.step_limits)
         a = -self.A_log.tensor.exp()
-        recurrence = Recurrence(partial(scan_step, a), partial(scan_chunks, a), rates=(1,))
+        steps = self.device.state_steps
+        in_place = None if steps is None else partial(steps.scan, a)
+        recurrence = Recurrence(partial(scan_step, a), partial(scan_chunks, a), rates=(1,), in_place=in_place)
         out = recurrence.run((inner, step, b, c), state, rows)
         return (out + inner * self.D.tensor.unsqueeze(1)).flatten(1)

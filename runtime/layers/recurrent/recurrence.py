@@ -20,6 +20,9 @@ from runtime.devices.state_rows import StateRows, VerifyRows
 # or inputs of T tokens of one sequence, [T, ...] each, and its state
 Computes = Callable[[tuple[Tensor, ...], Tensor], tuple[Tensor, Tensor]]
 
+# inputs of one token of each of R sequences, all states and the slots of these -> outputs; states change
+InPlace = Callable[[tuple[Tensor, ...], Tensor, Tensor], Tensor]
+
 
 def state_rows(batch: ForwardBatch) -> StateRows:
     """The rows of a batch as recurrent layers see them."""
@@ -34,15 +37,14 @@ class Recurrence:
     step: Computes  # one token of each of R sequences
     chunks: Computes  # tokens of one sequence
     rates: tuple[int, ...]  # the inputs of which zeros leave a state as it is
+    in_place: InPlace | None = None  # `step` on states where they lie; None: they are gathered and scattered
 
     def run(self, inputs: tuple[Tensor, ...], state: Tensor, rows: StateRows) -> Tensor:
         """`inputs` [T, ...] of the step's tokens -> outputs [T, ...]. `state` [state slots, ...] is read, and
         written for all rows but those of drafts."""
         outs, num_decodes = [], len(rows.decodes)
         if num_decodes:
-            out, after = self.step(tuple(x[:num_decodes] for x in inputs), state[rows.decodes].float())
-            state.index_put_((rows.decodes,), after.to(state.dtype))
-            outs.append(out)
+            outs.append(self._decode(tuple(x[:num_decodes] for x in inputs), state, rows.decodes))
         if rows.verifies is not None:
             outs.append(self._verify(inputs, state, rows.verifies))
         for slot, begin, count in rows.extends:
@@ -50,6 +52,13 @@ class Recurrence:
             state[slot] = after
             outs.append(out)
         return in_order(outs, rows)
+
+    def _decode(self, inputs: tuple[Tensor, ...], state: Tensor, slots: Tensor) -> Tensor:
+        if self.in_place is not None:
+            return self.in_place(inputs, state, slots)
+        out, after = self.step(inputs, state[slots].float())
+        state.index_put_((slots,), after.to(state.dtype))
+        return out
 
     def _verify(self, inputs: tuple[Tensor, ...], state: Tensor, rows: VerifyRows) -> Tensor:
         kept = tuple(x[rows.places] for x in inputs)  # [V, N, ...]

@@ -18,8 +18,10 @@ from runtime.layers.parallel.replicated import (
 )
 from runtime.layers.weight import Layer
 from runtime.models.config.audio_config import STRIDE, QwenAudioEncoder
+from runtime.models.config.whisper_config import WhisperEncoder
 from runtime.models.vision.activations import activate
 
+WhisperConfig = QwenAudioEncoder | WhisperEncoder
 EPS = 1e-5
 KERNEL = 3  # frames that a convolution sees
 
@@ -40,7 +42,7 @@ class Convolution(Layer):
 class WhisperAttention(Layer):
     """Attention of all positions of a sound to all of them. Keys have no bias."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, config: QwenAudioEncoder) -> None:
+    def __init__(self, device: Device, dtype: torch.dtype, config: WhisperConfig) -> None:
         size = config.hidden_size
         self.num_heads = config.num_heads
         self.qkv_proj = ReplicatedQkv(device, dtype, size, bias=True, key_bias=False)
@@ -58,7 +60,7 @@ class WhisperAttention(Layer):
 class WhisperLayer(Layer):
     """One block."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, config: QwenAudioEncoder) -> None:
+    def __init__(self, device: Device, dtype: torch.dtype, config: WhisperConfig) -> None:
         size, inner = config.hidden_size, config.intermediate_size
         self.activation = config.activation
         self.self_attn_layer_norm = LayerNorm(device, dtype, size, EPS)
@@ -77,7 +79,7 @@ class WhisperLayer(Layer):
 class WhisperTower(Layer):
     """The encoder up to its last block; no norm follows that."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, config: QwenAudioEncoder) -> None:
+    def __init__(self, device: Device, dtype: torch.dtype, config: WhisperConfig) -> None:
         size = config.hidden_size
         self.conv1 = Convolution(device, dtype, config.num_mels, size, 1)
         self.conv2 = Convolution(device, dtype, size, size, STRIDE)

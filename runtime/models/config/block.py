@@ -32,8 +32,9 @@ Placement = Literal["pre", "both", "post", "parallel", "parallel_two_norms"]
 #   head_layer  each head by mean and variance, with weights of its own for each head, before it is rotated
 QkNorm = Literal["none", "head", "rotated", "projection", "unit", "head_layer"]
 
-# gelu is the exact one, gelu_tanh its approximation, relu2 the square of relu
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+# gelu is the exact one, gelu_tanh its approximation, relu2 the square of relu; xielu has numbers of its own
+# in each layer (layers/xielu.py)
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
 
 # names of config.json -> ours
 ACTIVATIONS: dict[str, Activation] = {
@@ -45,6 +46,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 
 

@@ -3,7 +3,7 @@ config.json, and their rows (family.py). Torch-free."""
 
 from typing import Annotated as A
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from runtime.errors import ModelError
 from runtime.json_value import Fields
@@ -12,7 +12,7 @@ from runtime.models.config.block import ACTIVATIONS, Alibi
 from runtime.models.config.families import HfLayers, Positive, decoded, gemma, granite
 from runtime.models.config.family import Family
 from runtime.models.config.renames import NEOX_MLP, Renames
-from runtime.models.config.rope_config import NO_ROPE
+from runtime.models.config.rope_config import NO_ROPE, HfRope, read_rope
 
 UP_DOWN: Renames = ((".mlp.up_proj.", ".mlp.up."), (".mlp.down_proj.", ".mlp.down."))
 ROPE_SHARES = (("rotary_pct", "partial_rotary_factor"), ("rope_pct", "partial_rotary_factor"))
@@ -33,6 +33,28 @@ def activation(raw: Fields) -> Fields:
             f"config.json: hidden_act {name} is not supported; supported are {', '.join(ACTIVATIONS)}"
         )
     return {"activation": ACTIVATIONS[name]}
+
+
+class HfGraniteSwa(HfLayers, frozen=True, kw_only=True):
+    """Keys of Granite with windows. A base of 0: a layer without positions."""
+
+    layer_rope_theta: list[A[float, Meta(ge=0)]] | None = None
+
+
+def granite_swa(raw: Fields) -> Fields:
+    """Granite's multipliers, windows by layer, and rotary positions of another base in each. Raises
+    ModelError."""
+    hf = decoded(raw, HfGraniteSwa)
+    if hf.layer_types is None:
+        raise ModelError("config.json has no layer_types; name full_attention or sliding_attention by layer")
+    rope = read_rope(decoded(raw, HfRope))
+    bases = hf.layer_rope_theta or [rope.rope_theta] * hf.num_hidden_layers
+    if len(bases) != hf.num_hidden_layers:
+        raise ModelError(
+            f"config.json: layer_rope_theta has {len(bases)} numbers for {hf.num_hidden_layers} layers"
+        )
+    ropes = tuple(structs.replace(rope, rope_theta=base) if base else NO_ROPE for base in bases)
+    return granite(raw) | {"windows": hf.windows(), "layer_ropes": ropes}
 
 
 class HfFalcon(Struct, frozen=True, kw_only=True):
@@ -176,6 +198,18 @@ def baichuan(raw: Fields) -> Fields:
 
 
 DENSE = {
+    "Apertus": Family(
+        qk_norm="head",
+        activation="xielu",
+        is_gated=False,
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 12e6},
+        read=activation,
+        renames=(
+            *UP_DOWN,
+            (".attention_layernorm.", ".input_layernorm."),
+            (".feedforward_layernorm.", ".post_attention_layernorm."),
+        ),
+    ),
     "Baichuan": Family(qkv_bias=False, o_bias=False, fused={"W_pack": "qkv"}, read=baichuan),
     "Cwm": Family(qkv_bias=False, o_bias=False, window="named", defaults={"sliding_window": 8192}),
     "Falcon": Family(
@@ -220,6 +254,7 @@ DENSE = {
             (".attention.", ".self_attn."),
         ),
     ),
+    "GraniteSWA": Family(mlp_bias=None, is_tied=True, has_sinks=True, read=granite_swa),
     "Helium": Family(o_bias=False, mlp_bias=None, is_rope_interleaved=True),
     "HyperCLOVAX": Family(
         mlp_bias=None,

@@ -146,8 +146,9 @@ def _check(found: DraftConfig, path: str, target: ModelConfig) -> None:
         raise ModelError(f"{OPTION} {path} generates no tokens; give a model that does")
     if model.recurrent is not None:
         raise ModelError(
-            f"{OPTION} {path} has recurrent layers, whose states cannot take a rejected draft back; "
-            "give a model with attention in all of its layers"
+            f"{OPTION} {path} has recurrent layers, and cached prefixes hold keys and values of a draft "
+            "model and no states: it would compute every prompt from its beginning; give a model with "
+            "attention in all of its layers"
         )
     if model.vocab_size != target.vocab_size:
         raise ModelError(

@@ -34,3 +34,20 @@ def check_activation(field: str, name: str) -> None:
         raise ModelError(
             f"config.json: {field} {name} is not supported; supported are {', '.join(ACTIVATIONS)}"
         )
+
+
+def num_computed_layers(layer: int | list[int], count: int) -> int:
+    """How many of a tower's `count` layers are computed for vision_feature_layer `layer`: the hidden states
+    behind so many, from the end where it is below zero. Raises ModelError."""
+    if isinstance(layer, list):
+        raise ModelError(
+            f"config.json: vision_feature_layer {layer} joins several layers, which is not supported; set "
+            "--enable-multimodal false to serve text alone"
+        )
+    num_layers = layer if layer >= 0 else count + 1 + layer
+    if not 0 <= num_layers <= count:
+        raise ModelError(
+            f"config.json: vision_feature_layer {layer} is none of the {count} layers of vision_config; "
+            "restore the file from the model's source"
+        )
+    return num_layers

@@ -71,7 +71,7 @@ class ImageConfig(Normalization, frozen=True, kw_only=True):
 def read_image_config(folder: Path) -> ImageConfig:
     """How the images of the model in this folder are prepared. Raises ModelError."""
     config, name = read_image_fields(folder, ImageConfig)
-    _check(config, name)
+    check_images(config, name)
     return config
 
 
@@ -106,7 +106,8 @@ def _without_nulls(raw: bytes) -> bytes:
     return msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
 
 
-def _check(config: ImageConfig, name: str) -> None:
+def check_images(config: ImageConfig, name: str) -> None:
+    """Raises ModelError for sizes of 0 and the like. `name`: of the file."""
     size = config.size
     edges = [size] if isinstance(size, int) else [size.shortest_edge or min(size.height, size.width)]
     if config.do_center_crop:

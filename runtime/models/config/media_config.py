@@ -14,12 +14,16 @@ from runtime.models.config import sizes
 from runtime.models.config.audio_config import QwenAudioEncoder, read_qwen2_audio
 from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import check_activation, num_kept_rows
+from runtime.models.config.dual_config import DualImages
+from runtime.models.config.encoder_parts import check_activation, num_computed_layers, num_kept_rows
 from runtime.models.config.gemma_vision_config import Gemma3Encoder, read_gemma3
 from runtime.models.config.glm_vision_config import GlmVisionEncoder, read_glm4v
+from runtime.models.config.internvl_config import InternVlEncoder, read_internvl
 from runtime.models.config.onevision_config import OneVisionEncoder, read_onevision
+from runtime.models.config.pixtral_config import PixtralEncoder, read_mistral3, read_pixtral_llava
 from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder, read_qwen3_vl
 from runtime.models.config.qwen_vl_config import QwenVlEncoder, read_qwen2_vl, read_qwen25_vl
+from runtime.models.config.whisper_config import WHISPER, WhisperEncoder, read_whisper
 
 
 class HfClip(Struct, frozen=True):
@@ -33,7 +37,6 @@ class HfClip(Struct, frozen=True):
     patch_size: sizes.Width = 32
     layer_norm_eps: float = 1e-5
     hidden_act: str = "quick_gelu"
-    model_type: str = "clip_vision_model"
 
 
 # of files without a vision_config: the tower of LLaVA 1.5
@@ -50,6 +53,18 @@ class HfLlava(Struct, frozen=True):
     multimodal_projector_bias: bool = True
     vision_feature_layer: int | list[int] = -2
     vision_feature_select_strategy: str = "default"
+
+
+class HfTower(Struct, frozen=True):
+    """vision_config as far as it names the tower."""
+
+    model_type: str = "clip_vision_model"
+
+
+class HfAnyLlava(Struct, frozen=True):
+    """LLaVA's config.json as far as it names the vision tower."""
+
+    vision_config: HfTower = HfTower()
 
 
 class LlavaEncoder(Struct, frozen=True, kw_only=True):
@@ -84,13 +99,17 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
 
 
 MediaConfig = (
-    LlavaEncoder
-    | OneVisionEncoder
-    | QwenVlEncoder
-    | Qwen3VlEncoder
-    | GlmVisionEncoder
+    DualImages
     | Gemma3Encoder
+    | GlmVisionEncoder
+    | InternVlEncoder
+    | LlavaEncoder
+    | OneVisionEncoder
+    | PixtralEncoder
+    | Qwen3VlEncoder
     | QwenAudioEncoder
+    | QwenVlEncoder
+    | WhisperEncoder
 )
 """The encoder of a model that takes images or sounds."""
 
@@ -98,6 +117,12 @@ MediaConfig = (
 def encoder_bytes(encoder: MediaConfig | None, item: int) -> int:
     """Bytes of an encoder's weights, of `item` bytes a number; None: there is no encoder."""
     return 0 if encoder is None else encoder.num_weights * item
+
+
+def with_encoder(encoding: str, decoder: int, encoder: int) -> int:
+    """Bytes of the weights that a rank loads, of those of the decoder and the encoder. `encoding`: as
+    StartRank.encoding."""
+    return {"alone": encoder, "elsewhere": decoder}.get(encoding, decoder + encoder)
 
 
 def kept_bytes(encoder: MediaConfig | None, item: int) -> int:
@@ -115,25 +140,30 @@ def num_deepstack(encoder: MediaConfig | None) -> int:
     return encoder.num_deepstack if isinstance(encoder, Qwen3VlEncoder) else 0
 
 
-def read_llava(raw: bytes, hidden_size: int) -> LlavaEncoder | None:
-    """LLaVA 1.5 and models of its layout; None: the vision tower is another than CLIP's."""
+def slot_bytes(encoder: MediaConfig | None, item: int, num_ranks: int) -> int:
+    """Bytes that each slot of a rank has for the sound that its sequence attends to, of `item` bytes a
+    number; 0: sequences attend to their tokens alone. `num_ranks`: that share the heads."""
+    if not isinstance(encoder, WhisperEncoder):
+        return 0
+    return 2 * encoder.decoder_layers * encoder.output_size * item // num_ranks
+
+
+def read_llava(raw: bytes, hidden_size: int) -> LlavaEncoder | PixtralEncoder | None:
+    """Models of LLaVA's layout; None: the vision tower is another than CLIP's and Pixtral's. Raises
+    ModelError."""
+    match decode(raw, HfAnyLlava, "config.json").vision_config.model_type:
+        case "clip_vision_model":
+            return read_clip_llava(raw, hidden_size)
+        case "pixtral":
+            return read_pixtral_llava(raw, hidden_size)
+    return None
+
+
+def read_clip_llava(raw: bytes, hidden_size: int) -> LlavaEncoder:
+    """LLaVA 1.5 and models of its layout. Raises ModelError."""
     hf = decode(raw, HfLlava, "config.json")
     vision = hf.vision_config
-    if vision.model_type != "clip_vision_model":
-        return None
     placeholder_id = hf.image_token_index if hf.image_token_id is None else hf.image_token_id
-    layer = hf.vision_feature_layer
-    if isinstance(layer, list):
-        raise ModelError(
-            f"config.json: vision_feature_layer {layer} joins several layers, which is not supported; set "
-            "--enable-multimodal false to serve text alone"
-        )
-    num_layers = layer if layer >= 0 else vision.num_hidden_layers + 1 + layer
-    if not 0 <= num_layers <= vision.num_hidden_layers:
-        raise ModelError(
-            f"config.json: vision_feature_layer {layer} is none of the {vision.num_hidden_layers} layers of "
-            "vision_config; restore the file from the model's source"
-        )
     check_activation("hidden_act", vision.hidden_act)
     check_activation("projector_hidden_act", hf.projector_hidden_act)
     if hf.vision_feature_select_strategy not in ("default", "full"):
@@ -151,7 +181,7 @@ def read_llava(raw: bytes, hidden_size: int) -> LlavaEncoder | None:
         tower=ClipTower(
             hidden_size=vision.hidden_size,
             intermediate_size=vision.intermediate_size,
-            num_layers=num_layers,
+            num_layers=num_computed_layers(hf.vision_feature_layer, vision.num_hidden_layers),
             num_heads=vision.num_attention_heads,
             image_size=vision.image_size,
             patch_size=vision.patch_size,
@@ -171,17 +201,21 @@ READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {
     "Gemma3ForConditionalGeneration": read_gemma3,
     "Glm4vForConditionalGeneration": read_glm4v,
     "Glm4vMoeForConditionalGeneration": read_glm4v,
+    "InternVLForConditionalGeneration": read_internvl,
     "LlavaForConditionalGeneration": read_llava,
     "LlavaOnevisionForConditionalGeneration": read_onevision,
+    "Mistral3ForConditionalGeneration": read_mistral3,
     "Qwen2AudioForConditionalGeneration": read_qwen2_audio,
     "Qwen2VLForConditionalGeneration": read_qwen2_vl,
     "Qwen2_5_VLForConditionalGeneration": read_qwen25_vl,
     "Qwen3VLForConditionalGeneration": read_qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": read_qwen3_vl,
+    WHISPER: read_whisper,
 }
 
 
-def read_media(wrapper: str, raw: bytes, hidden_size: int, *, wanted: bool) -> MediaConfig | None:
-    """The encoder of a wrapper, if it is wanted; None: text alone is served. Raises ModelError."""
-    reader = READERS.get(wrapper) if wanted else None
+def read_media(architecture: str, raw: bytes, hidden_size: int, *, wanted: bool) -> MediaConfig | None:
+    """The encoder of an architecture, if it is wanted or the model is nothing without; None: text alone is
+    served. Raises ModelError."""
+    reader = READERS.get(architecture) if wanted or architecture == WHISPER else None
     return None if reader is None else reader(raw, hidden_size)

@@ -26,7 +26,8 @@ from runtime.models.config.block import (
     ScoreKind,
 )
 from runtime.models.config.config_files import decode, raw_files
-from runtime.models.config.encoder_config import ENCODERS, Encoder, encoder_fields, read_encoder
+from runtime.models.config.dual_config import DUALS, DualText, dual_pooling, read_any_encoder
+from runtime.models.config.encoder_config import ENCODERS, Encoder, encoder_fields
 from runtime.models.config.family import LLAMA, Family
 from runtime.models.config.gguf.config import read_any_quantization
 from runtime.models.config.hf_config import (
@@ -71,6 +72,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     architecture: str
     wrapper: str = ""  # architecture of a checkpoint that takes images or sound too, whose text model this is
     media: MediaConfig | None = None  # the encoder of such a checkpoint; None: text alone is served
+    encodes_elsewhere: bool = False  # other servers have the encoder, and send rows
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -137,6 +139,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     # of each layer of such a model: the tokens that each sees on either side; 0: all
     reaches: tuple[int, ...] = ()
     encoder: Encoder | None = None  # None: the model is a decoder
+    dual: DualText | None = None  # None: the model has no tower for images of its own
     # of an fp8 cache, one for each layer, in place of the checkpoint's (--quantization-param-path)
     cache_scales: tuple[float, ...] = ()
     has_wide_head: bool = False  # the head computes in float32 whatever the dtype (--enable-fp32-lm-head)
@@ -257,7 +260,7 @@ def _read(
             'config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]'
         )
     check_refused(architecture)
-    wrapper, whole = architecture if architecture in WRAPPERS else "", raw
+    wrapper, whole = architecture if architecture in WRAPPERS else "", (architecture, raw)
     if wrapper:
         architecture, raw = text_model(architecture, raw, overrides or {}, model_impl)
     fields = transformers_fields(architecture, raw, model_impl, frozenset(MODELS))
@@ -266,7 +269,7 @@ def _read(
     else:
         raw = msgspec.json.encode(read_generic(fields))
     pooling_options = PoolingOptions(is_embedding=is_embedding, mode=pooling)
-    if family_of(architecture) in ENCODERS:
+    if (fields is None and family_of(architecture) in ENCODERS) or architecture in DUALS:
         if quantization is not None or b'"quantization_config"' in raw:
             raise ModelError(
                 f"{architecture} cannot be quantised here; leave --quantization out, and take the plain "
@@ -300,7 +303,7 @@ def _read(
         transformers_json=None if fields is None else identity(fields),
         recurrent=recurrent,
         wrapper=wrapper,
-        media=read_media(wrapper, whole, hf.hidden_size, wanted=takes_media and family.model_class == LLAMA),
+        media=read_media(*whole, hf.hidden_size, wanted=takes_media and family.model_class == LLAMA),
         **({} if family.read is None else family.read(known)),
     )
     if fields is not None:
@@ -384,16 +387,15 @@ def _resolve(
     )
 
 
-def _resolve_encoder(
-    architecture: str, raw: bytes, folder: Path, pooling_options: PoolingOptions
-) -> ModelConfig:
-    hf, encoder = read_encoder(architecture, raw)
+def _resolve_encoder(architecture: str, raw: bytes, folder: Path, options: PoolingOptions) -> ModelConfig:
+    hf, encoder, dual = read_any_encoder(architecture, raw)
     return ModelConfig(
         architecture=architecture,
         **encoder_fields(hf),
         context_len=longest_text(folder, encoder.num_positions - encoder.first_position),
-        pooling=read_pooling(
-            folder, architecture, hf.hidden_size, pooling_options, is_causal=False, fields={}
-        ),
+        pooling=dual_pooling(dual, options)
+        or read_pooling(folder, architecture, hf.hidden_size, options, is_causal=False, fields={}),
         encoder=encoder,
+        dual=dual,
+        media=None if dual is None else dual.images,
     )

@@ -12,7 +12,8 @@ from runtime.errors import ModelError
 from runtime.models.config import families
 from runtime.models.config import moe_families as experts
 from runtime.models.config.alibi_families import ALIBI
-from runtime.models.config.dense_families import DENSE
+from runtime.models.config.dense_families import DENSE, granite_swa
+from runtime.models.config.dual_config import DUALS
 from runtime.models.config.encoder_config import ENCODERS
 from runtime.models.config.family import LLAMA, Family
 from runtime.models.config.gemma_families import GEMMA
@@ -30,6 +31,8 @@ from runtime.models.config.renames import (
 )
 from runtime.models.config.step_config import step, step_keys
 from runtime.models.config.tasks import GENERATES, REWARDS, family_of
+from runtime.models.config.whisper_config import FAMILY as WHISPER_FAMILY
+from runtime.models.config.whisper_config import WHISPER
 from runtime.models.config.wrappers import WRAPPERS
 
 if TYPE_CHECKING:
@@ -144,6 +147,21 @@ FAMILIES = {
     "Granite": Family(mlp_bias=None, read=families.granite),
     "GraniteMoe": Family(moe=experts.granite, read=families.granite, renames=GRANITE_NAMES),
     "GraniteMoeShared": Family(moe=experts.granite, read=families.granite, renames=GRANITE_NAMES),
+    "GraniteMoeSWA": Family(moe=experts.granite, has_sinks=True, read=granite_swa, renames=GRANITE_NAMES),
+    "HYV3": Family(
+        qkv_bias=None,
+        qk_norm="head",
+        head_dim=128,
+        defaults={"rope_theta": 11158840.0, "rms_norm_eps": 1e-5},
+        keys=(("router_scaling_factor", "routed_scaling_factor"),),
+        moe=experts.deepseek3_behind_one,
+        renames=(
+            (".mlp.router.gate.", ".mlp.gate."),
+            (".mlp.expert_bias", ".mlp.e_score_correction_bias"),
+            (".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
+            (".shared_mlp.", ".shared_experts."),
+        ),
+    ),
     "HunYuanDenseV1": Family(
         qk_norm="rotated",
         renames=(("query_layernorm.", "q_norm."), ("key_layernorm.", "k_norm.")),
@@ -280,12 +298,13 @@ FAMILIES = {
     **GEMMA,
     **GPT,
     **HYBRIDS,
+    WHISPER: WHISPER_FAMILY,
 }
 
 TRANSFORMERS = Family(model_class="runtime.models.transformers_model:TransformersModel", window="alternating")
 
 # architectures that generate and have another name than family + ForCausalLM
-GENERATING = {"GPT2": "GPT2LMHeadModel"}
+GENERATING = {"GPT2": "GPT2LMHeadModel", WHISPER: WHISPER}
 # architecture -> module:class
 MODELS = {
     **{GENERATING.get(name, name + GENERATES): family.model_class for name, family in FAMILIES.items()},
@@ -297,6 +316,7 @@ MODELS = {
     },
     **{"Qwen2" + end: LLAMA for end in REWARDS},
     "InternLM2ForRewardModel": LLAMA,
+    **dict.fromkeys(DUALS, "runtime.models.dual_encoder:DualEncoder"),
     **{
         name + end: MODERN_BERT if name == "ModernBert" else BERT
         for name in ENCODERS

@@ -58,8 +58,35 @@ KEPT = (
     "sliding_window",
     "layer_types",
 )
+STATES = "it keeps states of texts"
+DRAFTS = "it drafts for Gemma 4, whose keys and values it reads"
+MEDIA = "layers of its own take images or sounds"
+# classes that generate and cannot be served over pages, where config.json does not say why
+UNSERVED = {
+    "BltForCausalLM": "it groups bytes to patches, to which layers cross-attend",
+    "CpmAntForCausalLM": "its attention adds biases of position to scores",
+    "FuyuForCausalLM": MEDIA,
+    "Gemma4AssistantForCausalLM": DRAFTS,
+    "Gemma4UnifiedAssistantForCausalLM": DRAFTS,
+    "GitForCausalLM": MEDIA,
+    "GotOcr2ForConditionalGeneration": MEDIA,
+    "MllamaForCausalLM": MEDIA,
+    "MoshiForCausalLM": MEDIA,
+    "MossTranscribeDiarizeForConditionalGeneration": MEDIA,
+    "MusicgenForCausalLM": MEDIA,
+    "MusicgenMelodyForCausalLM": MEDIA,
+    "RecurrentGemmaForCausalLM": STATES,
+    "RwkvForCausalLM": STATES,
+    "TrOCRForCausalLM": "it cross-attends to what an encoder makes of images",
+    "XLMWithLMHeadModel": "its attention sees whole texts",
+    "XLNetLMHeadModel": "its attention sees permutations of whole texts",
+    "XmodForCausalLM": "it has adapters of languages, of which each text needs one",
+    "ZambaForCausalLM": STATES,
+    "xLSTMForCausalLM": STATES,
+}
 # types of rotary positions whose frequencies depend on the longest text of a step
 BATCH_ROPES = ("dynamic", "longrope", "su")
+LAYER_TYPES = ("full_attention", "sliding_attention", "attention")
 # what differs between two checkpoints of one model
 VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "_commit_hash")
 
@@ -94,7 +121,11 @@ def uses_transformers(architecture: str, impl: str, served: frozenset[str]) -> b
 def transformers_fields(architecture: str, raw: bytes, impl: str, served: frozenset[str]) -> JsonDict | None:
     """config.json of a model that transformers' code computes; None: our own code does. See
     uses_transformers. Raises ModelError."""
-    return decode(raw, JsonDict, "config.json") if uses_transformers(architecture, impl, served) else None
+    if not uses_transformers(architecture, impl, served):
+        return None
+    if architecture in UNSERVED:
+        raise ModelError(f"--model-impl transformers does not serve {architecture}: {UNSERVED[architecture]}")
+    return decode(raw, JsonDict, "config.json")
 
 
 def check_own_code(architecture: str, impl: str) -> None:
@@ -140,6 +171,10 @@ def read_generic(fields: JsonDict) -> JsonDict:
     hidden = found["hidden_size"]
     if "intermediate_size" not in found and isinstance(hidden, int):
         found["intermediate_size"] = 4 * hidden
+    latent = [fields.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    sizes = [size for size in latent if isinstance(size, int)]
+    if len(sizes) == len(latent):  # keys and values of all heads are made of the latents
+        found |= {"head_dim": sum(sizes), "num_key_value_heads": found["num_attention_heads"]}
     if fields.get("multi_query") is True and fields.get("new_decoder_architecture") is not True:
         found["num_key_value_heads"] = 1
     found.setdefault("tie_word_embeddings", True)
@@ -165,6 +200,13 @@ def _check_kind(fields: JsonDict) -> None:
             raise ModelError(
                 f"config.json: {field}: {reason}, which --model-impl transformers does not serve"
             )
+    types = fields.get("layer_types")
+    other = [kind for kind in types if kind not in LAYER_TYPES] if isinstance(types, list) else []
+    if other:
+        raise ModelError(
+            f"config.json: layer_types has {other[0]}, and --model-impl transformers serves "
+            "full_attention and sliding_attention"
+        )
     ropes = [fields.get("rope_scaling"), fields.get("rope_parameters")]
     for rope in [one for one in ropes if isinstance(one, dict)]:
         kinds = {str(one.get("rope_type") or one.get("type")) for one in (rope, *_nested(rope))}
@@ -188,12 +230,6 @@ def _layer_types(fields: JsonDict, found: Fields) -> list[JsonValue]:
     if not isinstance(types, list):
         num_layers = count if isinstance(count, int) else 0
         return ["sliding_attention" if has_window else "full_attention"] * num_layers
-    known = ("full_attention", "sliding_attention", "attention")
-    if other := [kind for kind in types if kind not in known]:
-        raise ModelError(
-            f"config.json: layer_types has {other[0]}, and --model-impl transformers serves "
-            "full_attention and sliding_attention"
-        )
     return [
         "sliding_attention" if one == "sliding_attention" and has_window else "full_attention"
         for one in types

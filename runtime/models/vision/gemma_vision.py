@@ -14,7 +14,7 @@ from torch.nn.functional import avg_pool2d, linear
 
 from runtime.devices.base import Device
 from runtime.layers.norm import LayerNorm, UnitOffsetRMSNorm
-from runtime.layers.parallel.replicated import ReplicatedEmbedding, ReplicatedLinear, replicated_weight
+from runtime.layers.parallel.replicated import ReplicatedEmbedding, replicated_weight
 from runtime.layers.upload import upload
 from runtime.layers.weight import Layer
 from runtime.messages.media import MediaValues

@@ -21,9 +21,7 @@ from runtime.models.vision.clip import ClipVisionTower
 class Projector(Layer):
     """From the tower's vectors to embeddings of the text model."""
 
-    def __init__(
-        self, device: Device, dtype: torch.dtype, config: LlavaEncoder | OneVisionEncoder
-    ) -> None:
+    def __init__(self, device: Device, dtype: torch.dtype, config: LlavaEncoder | OneVisionEncoder) -> None:
         self.activation = config.activation
         sizes = config.tower.hidden_size, config.output_size
         self.linear_1 = ReplicatedLinear(device, dtype, *sizes, bias=config.has_bias)

@@ -11,18 +11,26 @@ from runtime.devices.base import Device
 from runtime.layers.weight import Layer, Weight
 from runtime.messages.media import MediaValues
 from runtime.models.audio.qwen_audio import QwenAudio
+from runtime.models.audio.whisper_encoder import WholeSoundEncoder
 from runtime.models.config.audio_config import QwenAudioEncoder
+from runtime.models.config.dual_config import DualImages
 from runtime.models.config.gemma_vision_config import Gemma3Encoder
 from runtime.models.config.glm_vision_config import GlmVisionEncoder
+from runtime.models.config.internvl_config import InternVlEncoder
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
 from runtime.models.config.onevision_config import OneVisionEncoder
+from runtime.models.config.pixtral_config import PixtralEncoder
 from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.renames import Renames
+from runtime.models.config.whisper_config import WhisperEncoder
+from runtime.models.vision.dual_images import DualImageEncoder
 from runtime.models.vision.gemma_vision import Gemma3Vision
 from runtime.models.vision.glm_vision import GlmVision
+from runtime.models.vision.internvl import InternVl
 from runtime.models.vision.llava import Llava
 from runtime.models.vision.onevision import OneVision
+from runtime.models.vision.pixtral import Pixtral
 from runtime.models.vision.qwen3_vl import Qwen3Vl
 from runtime.models.vision.qwen_vl import QwenVl
 
@@ -54,6 +62,12 @@ def open_encoder(device: Device, dtype: torch.dtype, config: MediaConfig) -> Med
             return GlmVision(device, dtype, config)
         case OneVisionEncoder():
             return OneVision(device, dtype, config)
+        case DualImages():
+            return DualImageEncoder(device, dtype, config)
+        case InternVlEncoder():
+            return InternVl(device, dtype, config)
+        case PixtralEncoder():
+            return Pixtral(device, dtype, config)
         case LlavaEncoder():
             return Llava(device, dtype, config)
         case Qwen3VlEncoder():
@@ -62,3 +76,5 @@ def open_encoder(device: Device, dtype: torch.dtype, config: MediaConfig) -> Med
             return QwenVl(device, dtype, config)
         case QwenAudioEncoder():
             return QwenAudio(device, dtype, config)
+        case WhisperEncoder():
+            return WholeSoundEncoder(device, dtype, config)

@@ -205,7 +205,13 @@ OTHER_DEVICE: tuple[tuple[str, Value, str, str], ...] = (
 
 # (flag, default there, what it is, a pointer to what is nearest)
 PLANNED: tuple[tuple[str, Value, str, str], ...] = (
-    ("--enable_ffn_disaggregate", None, "Attention and feed-forward layers on servers of their own.", ""),
+    (
+        "--enable_ffn_disaggregate",
+        None,
+        "Attention and feed-forward layers on servers of their own.",
+        "they would exchange activations in every layer; --ep-size spreads experts over ranks, and "
+        "--disaggregation-mode prompts and answers over servers",
+    ),
     (
         "--multi-task-prompt",
         None,
@@ -238,7 +244,12 @@ PLANNED: tuple[tuple[str, Value, str, str], ...] = (
         "see --speculative-eagle-topk and --speculative-ngram-min-bfs-breadth, which shape trees",
     ),
     ("--remote-rpc-server-ip", None, "Address of the prefill server.", "see --disaggregation-mode"),
-    ("--decode-cm2-config", None, "Service discovery of decode servers.", "see --disaggregation-mode"),
+    (
+        "--decode-cm2-config",
+        None,
+        "Service discovery of decode servers.",
+        "name them to the router: runtime route --pd-disaggregation --decode URL",
+    ),
     ("--multimodal-part-cm2-config", None, "Service discovery of encoder servers.", "see --encoder-urls"),
     (
         "--cache-store-rdma-mode",

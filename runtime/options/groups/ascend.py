@@ -4,7 +4,7 @@ variables."""
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.devices.ascend.soc import SOCS, ExpertLayout
+from runtime.devices.ascend.soc import SOCS, expert_layout
 from runtime.devices.ascend.soc import Name as SocName
 from runtime.devices.facts import DeviceFacts
 from runtime.options.compat.environment import RANK_VARIABLES
@@ -31,6 +31,14 @@ class Ascend(Group, frozen=True, kw_only=True):
     hccl_buffer_mb: A[
         Count | Auto,
         option("Megabytes of a collective's buffer: more for prompts than for decodes.", devices=("npu",)),
+    ] = "auto"
+    npu_exchange_buffer_mb: A[
+        Count | Auto,
+        option(
+            "Megabytes of the buffer of the experts' exchange (--moe-a2a-backend), which has a group of "
+            "ranks of its own.",
+            devices=("npu",),
+        ),
     ] = "auto"
     hccl_expansion_mode: A[
         Literal["AIV", "AI_CPU", "HOST"] | Auto,
@@ -70,13 +78,14 @@ class Ascend(Group, frozen=True, kw_only=True):
 
 
 class AscendPlan(Ascend, frozen=True, kw_only=True):
-    """Settings of Ascend in force. The first five are environment variables of the ranks; None: not set."""
+    """Settings of Ascend in force. All but the last are environment variables of the ranks; None: not set."""
 
     npu_alloc_conf: str | None
     npu_streams: str | int | None
     npu_task_queue: str | int | None
     hccl_buffer_mb: str | int | None
     hccl_expansion_mode: str | None
+    npu_exchange_buffer_mb: int | None  # None: a rank computes it, where it has an exchange
 
     @property
     def rank_environment(self) -> dict[str, str]:
@@ -85,9 +94,8 @@ class AscendPlan(Ascend, frozen=True, kw_only=True):
         return {variable: str(value) for variable, value in values.items() if value is not None}
 
 
-def hccl_buffer_mb(
+def npu_exchange_buffer_mb(
     device: DeviceFacts,
-    machine: MachineFacts,
     model: ModelFacts,
     npu_soc: SocName | Literal["auto"],
     moe_a2a_backend: str,
@@ -95,31 +103,22 @@ def hccl_buffer_mb(
     num_ranks: int,
     num_tokens: int,
 ) -> Derived:
-    """Megabytes of a collective's buffer: enough for the exchange of experts in captured steps, whose ranks
-    have `num_tokens` tokens each."""
-    usual = rank_variable("hccl_buffer_mb", device, machine)
-    variable, _, _ = RANK_VARIABLES["hccl_buffer_mb"]
+    """Megabytes of the buffer of the experts' exchange: enough for decode steps, whose ranks have
+    `num_tokens` tokens each. None: there is no exchange, or each rank computes it for its NPU."""
     exchanges = moe_a2a_backend != "none" and deepep_mode != "normal" and num_ranks > 1
-    if device.name != "npu" or variable in machine.environment or not exchanges or model.moe is None:
-        return usual
+    if device.name != "npu" or not exchanges or model.moe is None:
+        return Derived(None, "there is no fused exchange of experts on npu devices")
     if npu_soc == "auto":
-        return Derived(usual.value, f"{usual.reason}; with --npu-soc it is computed")
+        return Derived(None, "a rank computes it for its NPU; with --npu-soc it is computed here")
     soc = SOCS[npu_soc]
-    layout = ExpertLayout(
-        hidden=model.moe.latent_size or model.hidden_size,
-        top_k=model.moe.routing.top_k,
-        num_experts=model.moe.num_experts,
-        num_ranks=num_ranks,
-    )
+    layout = expert_layout(model.moe, model.hidden_size, num_ranks)
     if not soc.takes(layout):
-        return Derived(usual.value, f"{usual.reason}; {soc.title} has no fused exchange of such experts")
-    most = min(num_tokens, soc.max_tokens)
-    needed, least = soc.buffer_mb(layout, most), int(str(usual.value))
-    held = soc.dispatched(layout, max(needed, least))
+        return Derived(None, f"{soc.title} has no fused exchange of such experts")
+    buffer_mb = soc.buffer_mb(layout, num_tokens)
     return Derived(
-        max(needed, least),
-        f"the experts' exchange on {soc.title} holds {held} tokens of a rank in it, and decode steps have "
-        f"{num_tokens}; steps with more take the plain exchange",
+        buffer_mb,
+        f"the experts' exchange on {soc.title} holds {soc.dispatched(layout, buffer_mb)} tokens of a rank in "
+        f"it, and decode steps have {num_tokens}; steps with more take the plain exchange",
     )
 
 

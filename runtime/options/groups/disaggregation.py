@@ -3,9 +3,12 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Count, Group, Port, Whole, on_device, option, planned, superseded
+from runtime.options.declare import Count, Group, Port, Whole, option, planned, superseded
 
-_OTHERS = ("mooncake", "nixl", "ascend", "mori")
+_NO_PARTS = (
+    "one step computes prompts and decodes here, on one stream; --chunked-prefill-size bounds how long it "
+    "takes, and --disaggregation-mode separates them"
+)
 
 
 class Disaggregation(Group, frozen=True, kw_only=True):
@@ -19,11 +22,12 @@ class Disaggregation(Group, frozen=True, kw_only=True):
         ),
     ] = "null"
     disaggregation_transfer_backend: A[
-        Literal["tcp", "mooncake", "nixl", "ascend", "fake", "mori"],
+        Literal["tcp", "shm", "mooncake", "nixl", "ascend", "fake", "mori"],
         option(
             "Transport of pages between the halves.",
-            later=_OTHERS,
-            note="fake moves nothing and makes pages up, for benchmarks",
+            later=("mori",),
+            note="shm is for servers on one machine; mooncake, nixl and ascend need their packages; fake "
+            "moves nothing and makes pages up, for benchmarks",
         ),
     ] = "tcp"
     disaggregation_bootstrap_port: A[
@@ -47,7 +51,10 @@ class Disaggregation(Group, frozen=True, kw_only=True):
     disaggregation_prefill_pp: A[
         Count, superseded("Pipeline parallel size of the prefill servers.", "pages say how they are divided.")
     ] = 1
-    disaggregation_ib_device: A[str | None, on_device("cuda", "InfiniBand devices of the transport.")] = None
+    disaggregation_ib_device: A[
+        str | None,
+        option("InfiniBand devices of the transport, separated by commas.", note="for mooncake alone"),
+    ] = None
     disaggregation_decode_enable_offload_kvcache: A[
         bool, option("Let decode servers copy what they generate to host memory as well.")
     ] = False
@@ -61,15 +68,31 @@ class Disaggregation(Group, frozen=True, kw_only=True):
     disaggregation_decode_polling_interval: A[
         Count, superseded("Steps between two looks at arriving pages.", "pages are taken in as they come.")
     ] = 1
-    encoder_only: A[bool, planned("Serve the image encoder alone.")] = False
-    language_only: A[bool, planned("Serve the language model alone, with encoders elsewhere.")] = False
-    encoder_transfer_backend: A[
-        Literal["zmq_to_scheduler", "zmq_to_tokenizer", "mooncake"], planned("Transport of encoded images.")
-    ] = "zmq_to_scheduler"
-    encoder_urls: A[tuple[str, ...], planned("Addresses of the encoder servers.")] = ()
-    enable_prefix_mm_cache: A[bool, planned("Let an encoder server keep encoded images.")] = False
-    enable_pdmux: A[
-        bool, on_device("cuda", "Run prompts and decodes side by side on parts of one accelerator.")
+    encoder_only: A[
+        bool, option("Serve the encoder of images and sounds alone, at --disaggregation-bootstrap-port.")
     ] = False
-    pdmux_config_path: A[str | None, on_device("cuda", "File with these parts.")] = None
-    sm_group_num: A[Count, on_device("cuda", "Number of these parts.")] = 8
+    language_only: A[bool, option("Serve the language model alone, with the encoders of --encoder-urls.")] = (
+        False
+    )
+    encoder_transfer_backend: A[
+        Literal["zmq_to_scheduler", "zmq_to_tokenizer", "mooncake"],
+        superseded(
+            "Transport of encoded images.", "Rows come over a connection that both servers authenticate."
+        ),
+    ] = "zmq_to_scheduler"
+    encoder_urls: A[
+        tuple[str, ...],
+        option("Addresses of the encoder servers, with their --disaggregation-bootstrap-port."),
+    ] = ()
+    enable_prefix_mm_cache: A[
+        bool,
+        superseded(
+            "Let an encoder server keep encoded images.",
+            "A server with --language-only keeps up to 256 MiB of rows, and asks for none of these again.",
+        ),
+    ] = False
+    enable_pdmux: A[
+        bool, planned("Run prompts and decodes side by side on parts of one accelerator.", note=_NO_PARTS)
+    ] = False
+    pdmux_config_path: A[str | None, planned("File with these parts.", note=_NO_PARTS)] = None
+    sm_group_num: A[Count, planned("Number of these parts.", note=_NO_PARTS)] = 8

@@ -7,17 +7,7 @@ from msgspec import Meta
 
 from runtime.devices.facts import DeviceFacts
 from runtime.messages.experts import Dispatch
-from runtime.options.declare import (
-    Count,
-    Derived,
-    Fraction,
-    Group,
-    Whole,
-    on_device,
-    option,
-    planned,
-    superseded,
-)
+from runtime.options.declare import Count, Derived, Fraction, Group, Whole, on_device, option, superseded
 
 MoeRunner = Literal[
     "auto",
@@ -148,9 +138,10 @@ class Experts(Group, frozen=True, kw_only=True):
     ] = None
     elastic_ep_backend: A[
         Literal["none", "mooncake"] | None,
-        planned(
+        option(
             "What goes on without the experts of a rank that failed.",
-            note="until then all ranks of a replica start again, and its requests outlive them",
+            missing="mooncake: a lost rank is replaced with all others of its replica, and their requests "
+            "outlive it",
         ),
     ] = None
     mooncake_ib_device: A[

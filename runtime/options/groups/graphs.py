@@ -1,11 +1,13 @@
 """Captured graphs of accelerators, and torch.compile."""
 
+from collections.abc import Mapping
 from typing import Annotated as A
 from typing import Literal
 
 from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.facts import DeviceFacts
 from runtime.options.declare import Auto, Count, Derived, Group, option
+from runtime.options.facts import ModelFacts
 
 # a larger piecewise step of a small model keeps a device busy for longer than the host takes to launch it
 MAX_PIECEWISE_TOKENS = 2048
@@ -36,12 +38,13 @@ class Graphs(Group, frozen=True, kw_only=True):
         bool, option("Let the garbage collector run during capture.", devices=("cuda",))
     ] = False
     enable_piecewise_cuda_graph: A[
-        bool,
+        bool | Auto,
         option(
-            "Capture steps with prompts too, as piecewise graphs between attention layers.",
+            "Capture steps with prompts too, as piecewise graphs between attention layers; auto: on CUDA, "
+            "where nothing speaks against it.",
             devices=("cuda", "npu"),
         ),
-    ] = False
+    ] = "auto"
     piecewise_cuda_graph_tokens: A[
         tuple[Count, ...] | Auto,
         option(
@@ -80,6 +83,7 @@ class Graphs(Group, frozen=True, kw_only=True):
 class GraphsPlan(Graphs, frozen=True, kw_only=True):
     """Captured graphs and compilation in force."""
 
+    enable_piecewise_cuda_graph: bool
     cuda_graph_max_bs: int  # sequences; 0: no decode step is captured
     cuda_graph_bs: tuple[int, ...]  # numbers of sequences that decode steps are captured for
     piecewise_cuda_graph_tokens: tuple[int, ...]  # numbers of tokens that piecewise graphs are captured for
@@ -135,10 +139,27 @@ def cuda_graph_bs(cuda_graph_max_bs: int) -> Derived:
     )
 
 
+def enable_piecewise_cuda_graph(
+    device: DeviceFacts, model: ModelFacts, disable_cuda_graph: bool, obstacles: Mapping[str, bool]
+) -> Derived:
+    """Whether steps with prompts are captured; `obstacles`: flag -> whether it is in force and keeps such
+    steps from being captured."""
+    if not device.captures_prompts:
+        return Derived(False, f"on {device.name} only where it is asked for")
+    if disable_cuda_graph:
+        return Derived(False, "--disable-cuda-graph")
+    if model.pooling is not None or model.transformers_json is not None:
+        return Derived(False, "this model is computed in one piece")
+    for name, is_in_force in obstacles.items():
+        if is_in_force:
+            return Derived(False, f"{name} keeps steps with prompts from being captured")
+    return Derived(True, "short steps with prompts take less time as graphs than their launches take")
+
+
 def piecewise_cuda_graph_max_tokens(is_enabled: bool, largest_step: int) -> Derived:
     """Most tokens of a piecewise graph; 0: no piecewise graphs."""
     if not is_enabled:
-        return Derived(0, "no --enable-piecewise-cuda-graph")
+        return Derived(0, "there are no piecewise graphs")
     return Derived(
         min(MAX_PIECEWISE_TOKENS, largest_step),
         "larger steps keep the device busy for longer than their launch takes",

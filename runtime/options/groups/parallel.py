@@ -17,7 +17,6 @@ from runtime.options.declare import (
     Whole,
     on_device,
     option,
-    planned,
     superseded,
 )
 from runtime.options.facts import MachineFacts
@@ -48,10 +47,10 @@ class Parallel(Group, frozen=True, kw_only=True):
     ] = 1
     moe_data_parallel_size: A[
         Count,
-        planned(
+        option(
             "Groups of ranks among which expert layers are replicated.",
             aliases=("--moe-dp-size",),
-            note="take --data-parallel-size: such groups need no step in common",
+            missing="values above 1: groups that share no layers are replicas (--data-parallel-size)",
         ),
     ] = 1
     pipeline_parallel_size: A[
@@ -107,7 +106,7 @@ class Parallel(Group, frozen=True, kw_only=True):
             "Divide the ranks into --data-parallel-size groups that have requests of their own and share all "
             "but attention.",
             note="docs/parallelism.md; over NCCL and HCCL it has not been tried",
-            missing="captured steps, pipelines, several nodes, drafts, adapters, the host tier, and models "
+            missing="captured steps, pipelines, several nodes, adapters, the host tier, and models "
             "other than plain decoders and those of DeepSeek",
         ),
     ] = False
@@ -248,7 +247,7 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
         """Ranks of all replicas on each node."""
         return self.ranks_on_node * self.num_replicas
 
-    def of_ranks(self, replica: int) -> Fields:
+    def of_ranks(self, replica: int, *, has_group_heads: bool) -> Fields:
         """Fields of StartRank that say how the model is divided, and what a rank of a replica has of its
         machine."""
         return {
@@ -257,7 +256,7 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
             "num_nodes": self.nnodes,
             "num_replicas": self.num_replicas,
             "attention_groups": self.attention_groups,
-            "has_group_heads": self.enable_dp_lm_head,
+            "has_group_heads": has_group_heads,
             "attention_parts": self.attention_context_parallel_size,
             "num_threads": self.num_threads,
             "numa_nodes": self.numa_nodes(replica),

@@ -33,6 +33,9 @@ Quantization = Literal[
     "auto-round",
     "compressed-tensors",
     "modelslim",
+    "quark",
+    "torchao",
+    "fbgemm_fp8",
     "quark_int4fp8_moe",
 ]
 

@@ -39,10 +39,11 @@ class States(Group, frozen=True, kw_only=True):
     mamba_backend: A[
         Literal["triton", "flashinfer", "cpu", "torch_native"] | Auto,
         option(
-            "Kernels of recurrent layers: cpu, our own, on the CPU; torch_native, torch's operators, "
-            "anywhere.",
-            later=("triton", "flashinfer"),
-            note="Mamba 1 and Kimi's delta rule are torch's in any case; SGLang's default is triton",
+            "Kernels of recurrent layers: cpu, our own, on the CPU; triton, for decodes, on cuda; "
+            "torch_native, torch's operators, anywhere.",
+            later=("flashinfer",),
+            note="Mamba 1 is torch's in any case, and Kimi's delta rule on the CPU; triton has been run in "
+            "its interpreter and compiled, not on a card, and is not the default",
         ),
     ] = "auto"
     dllm_algorithm: A[str | None, planned("How a diffusion model fills its tokens in.")] = None

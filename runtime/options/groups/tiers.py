@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Derived, Group, Json, Whole, on_device, option, superseded
+from runtime.options.declare import Amount, Derived, Group, Json, Whole, option, planned, superseded
 
 
 class Tiers(Group, frozen=True, kw_only=True):
@@ -48,8 +48,9 @@ class Tiers(Group, frozen=True, kw_only=True):
     hicache_storage_backend: A[
         Literal["file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic", "eic"] | None,
         option(
-            "Where pages are kept that outlive the process: in files, or by a class of yours.",
-            later=("mooncake", "hf3fs", "nixl", "aibrix", "eic"),
+            "Where pages are kept that outlive the process: in files, in Mooncake Store, or by a class of "
+            "yours.",
+            later=("hf3fs", "nixl", "aibrix", "eic"),
             note="`dynamic` loads a class of yours, which can speak to the other stores: docs/tiers.md",
         ),
     ] = None
@@ -64,7 +65,15 @@ class Tiers(Group, frozen=True, kw_only=True):
             note="dir, max_bytes, prefetch_threshold and others: docs/tiers.md",
         ),
     ] = None
-    enable_lmcache: A[bool, on_device("cuda", "Use LMCache as the tiers of the cache.")] = False
+    enable_lmcache: A[
+        bool,
+        planned(
+            "Use LMCache as the tiers of the cache.",
+            note="LMCache keeps tensors of its own layout, which its kernels copy; "
+            "--enable-hierarchical-cache with --hicache-storage-backend does the same here, with any store "
+            "behind a class of yours: docs/tiers.md",
+        ),
+    ] = False
 
 
 # of servers that compute a half of each request

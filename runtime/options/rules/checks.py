@@ -48,6 +48,7 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     *states.PLAN_RULES,
     *speculation.PLAN_RULES,
     *serving.PLAN_RULES,
+    *media.PLAN_RULES,
 )
 
 

@@ -47,8 +47,9 @@ def prompts_can_be_shared(plan: Plan, model: ModelFacts, device: DeviceFacts) ->
         and model.pooling.is_whole,
         "transformers' own code computes the model on one rank (--model-impl)": model.transformers_json
         is not None,
-        f"operators of {device.name} write latents to the cache where they make them": model.mla is not None
-        and device.name == "npu",
+        f"operators of {device.name} write latents to the cache where they make them": device.name == "npu"
+        and model.mla is not None
+        and model.mla.indexer is None,
     }
     for reason, applies in reasons.items():
         if applies:

@@ -5,6 +5,7 @@ from runtime.devices.facts import DeviceFacts
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import PlanRule, flag
+from runtime.options.table import rows
 
 
 def graphs_have_a_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
@@ -63,7 +64,15 @@ def launches_of_graphs_are_not_merged(plan: Plan, model: ModelFacts, device: Dev
 def piecewise_graphs_can_be_captured(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Piecewise graphs go with the other options, and are no larger than a step."""
     if not plan.graphs.enable_piecewise_cuda_graph:
-        return None
+        names = (row.name for row in rows() if row.name.startswith("piecewise_cuda_graph_"))
+        given = [flag(name) for name in names if plan.why[name].source not in ("default", "derived")]
+        reason = plan.why["enable_piecewise_cuda_graph"].reason or "--no-enable-piecewise-cuda-graph"
+        return (
+            f"{' and '.join(given)}: there are no piecewise graphs ({reason}); leave it out, or what keeps "
+            "steps with prompts from being captured"
+            if given
+            else None
+        )
     if plan.graphs.disable_cuda_graph:
         return "--enable-piecewise-cuda-graph and --disable-cuda-graph contradict each other; leave one out"
     if plan.experts.uses_all_to_all:

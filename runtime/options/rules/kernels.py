@@ -147,15 +147,10 @@ def attention_scores_are_supported(plan: Plan, model: ModelFacts, device: Device
     """Models that cap or bias attention scores, have sinks or choose tokens need a device whose attention
     does that."""
     if model.mla is not None and model.mla.indexer is not None:
-        if not device.gathers_rows:
+        if not device.gathers_rows and not device.has_indexers:
             return (
                 f"this model's tokens attend to some others (index_topk), which {device.name} does not "
-                "compute; take --device cpu"
-            )
-        if plan.experts.uses_all_to_all:
-            return (
-                f"--moe-a2a-backend {plan.experts.moe_a2a_backend} spreads tokens over ranks, which this "
-                "model's attention (index_topk) does not know; leave it out"
+                "compute; take --device cpu or npu"
             )
     chunk = model.scores.chunk
     if chunk and plan.model.context_length > chunk and not device.gathers_rows:

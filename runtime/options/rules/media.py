@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
-from runtime.options.rules.base import OptionRule, Values
+from runtime.devices.facts import DeviceFacts
+from runtime.models.config.whisper_config import WhisperEncoder
+from runtime.options.facts import ModelFacts
+from runtime.options.plan import Plan
+from runtime.options.rules.base import OptionRule, PlanRule, Values
 
 
 def limits_name_media(options: Values) -> str | None:
@@ -56,9 +60,31 @@ def media_folder_exists(options: Values) -> str | None:
     return f"--allowed-local-media-path {path} requires the absolute path of a folder that exists"
 
 
+def sounds_are_attended_to(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """What layers that attend to sounds (Whisper's) do not go with."""
+    if not isinstance(model.media, WhisperEncoder):
+        return None
+    speculation, parallel = plan.speculation.in_force, plan.parallel
+    reasons = {
+        "--enable-multimodal false": not plan.model.enable_multimodal and not parallel.enable_dp_attention,
+        "--pipeline-parallel-size above 1": parallel.pipeline_parallel_size > 1,
+        "--enable-dp-attention": parallel.enable_dp_attention,
+        "--attention-context-parallel-size above 1": parallel.attention_context_parallel_size > 1,
+        "a draft model (--speculative-algorithm)": speculation is not None and speculation.is_own,
+        "--enable-torch-compile": plan.graphs.enable_torch_compile,
+        "--enable-lora": plan.lora.enable_lora,
+        "--disaggregation-mode": plan.disaggregation.disaggregation_mode != "null",
+    }
+    for option, applies in reasons.items():
+        if applies:
+            return f"{option} is not possible: the model attends to a sound in every layer; leave it out"
+    return None
+
+
 OPTION_RULES: tuple[OptionRule, ...] = (
     limits_name_media,
     media_limits_are_counts,
     media_settings_are_known,
     media_folder_exists,
 )
+PLAN_RULES: tuple[PlanRule, ...] = (sounds_are_attended_to,)

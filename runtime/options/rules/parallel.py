@@ -175,8 +175,8 @@ def two_batches_have_an_exchange(plan: Plan, model: ModelFacts, device: DeviceFa
         ),
         f"does nothing on --device {device.name}, which computes nothing; leave it out": device.name
         == "null",
-        "does not go with --enable-dp-attention or --attention-context-parallel-size; leave one out": (
-            plan.parallel.attention_layout.is_divided
+        "does not go with --attention-context-parallel-size; leave one out": (
+            plan.parallel.attention_layout.num_parts > 1
         ),
         "is not there for models with recurrent layers yet; leave it out": model.num_recurrent_layers > 0,
         "is not there for models that see whole texts; leave it out": model.pooling is not None

@@ -22,10 +22,7 @@ def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
     """What needs all layers on one rank, or another order of the exchange than hidden states forward."""
     if plan.parallel.pipeline_parallel_size == 1:
         return None
-    speculation = plan.speculation.in_force
     reasons = {
-        "heads of --speculative-algorithm EAGLE3 continue hidden states of layers in several stages; take "
-        "EAGLE, NEXTN, STANDALONE or NGRAM": speculation is not None and speculation.algorithm == "EAGLE3",
         "layers that read the keys and values of an earlier one may be in another stage": bool(
             model.kv_sources
         ),
@@ -43,9 +40,6 @@ def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
         "together": plan.expert_steps is not None,
         "--enable-two-batch-overlap cuts steps whose tokens are embedded by the same rank": (
             plan.kernels.enable_two_batch_overlap
-        ),
-        "--enable-piecewise-cuda-graph captures no exchange between stages": (
-            plan.graphs.enable_piecewise_cuda_graph
         ),
     }
     for reason, applies in reasons.items():

@@ -174,9 +174,10 @@ class DraftGraphs:
         Network.captured."""
         target, network = self.target, self.drafts.network
         tables = target.slots.page_tables[:1]
+        shifts = target.shifts if network.has_token_grids else None
         batch = ForwardBatch(
             tokens,
-            positions,
+            positions if shifts is None else positions + shifts[slots],
             locations(tables, slots, positions, target.page_size),
             self.drafts.kv,
             target.graphs.plan_decodes(slots, positions + 1, tables, target.page_size, network.windows),

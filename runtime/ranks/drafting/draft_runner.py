@@ -54,7 +54,7 @@ class DraftRunner:
         device: Device,
         network: Network,
         slots: Slots,
-        kv: list[tuple[Tensor, Tensor]],
+        kv: list[tuple[Tensor, ...]],
         page_size: int,
         speculation: Speculation,
         dtype: torch.dtype,
@@ -166,8 +166,8 @@ class DraftRunner:
 
     def sampled(self, logits: Tensor, slots: np.ndarray, lengths: np.ndarray) -> Tensor:
         """A token of the draft model for each row of logits, int64 [N], as the target samples it at position
-        `lengths`; the same on all ranks."""
-        collectives, torch_device = self.device.collectives, self.device.torch_device
+        `lengths`; the same on all ranks with these slots."""
+        collectives, torch_device = self.device.group_ranks, self.device.torch_device
         if collectives.rank:
             return collectives.broadcast(torch.empty(len(slots), dtype=torch.int64, device=torch_device))
         if self.logits_ops.needs_finite:
@@ -233,10 +233,10 @@ class DraftRunner:
             )
             is_kept = index.column < before[index.row]
             states[upload_int64(np.flatnonzero(is_kept), torch_device)] = kept_states
-            own = np.flatnonzero(~is_kept)
-            source = begins[index.row[own]] + index.column[own] - before[index.row[own]]
-            given = hidden[upload_int64(source, torch_device)]
-            states[upload_int64(own, torch_device)] = self.network.states_of(given).to(states.dtype)
+            if len(own := np.flatnonzero(~is_kept)):
+                source = begins[index.row[own]] + index.column[own] - before[index.row[own]]
+                given = hidden[upload_int64(source, torch_device)]
+                states[upload_int64(own, torch_device)] = self.network.states_of(given).to(states.dtype)
         has_entries = totals > 0
         if has_entries.any():
             first = starts - shift + 1 - before
@@ -295,7 +295,7 @@ class DraftRunner:
             tables = self.slots.page_tables[:1]
             batch = replace(
                 batch,
-                positions=upload_int64(np.repeat(starts, counts) + depths, self.device.torch_device),
+                positions=rotary_positions(self, slots, counts, np.repeat(starts, counts) + depths),
                 attention=self.device.ops.plan_attention(rows, tables, self.page_size, self.network.windows),
                 is_decode=False,
             )
@@ -308,15 +308,29 @@ class DraftRunner:
         index = Ragged(counts)
         is_decode = bool((counts == 1).all())
         torch_device, tables = self.device.torch_device, self.slots.page_tables[:1]
-        positions = upload_int64(starts[index.row] + index.column, torch_device)
+        host_places = starts[index.row] + index.column
+        places = upload_int64(host_places, torch_device)
         token_slots = upload_int64(slots[index.row], torch_device)
-        pages = tables[:, token_slots, positions // self.page_size].long()
-        locations = (pages * self.page_size + positions % self.page_size).unbind()
+        pages = tables[:, token_slots, places // self.page_size].long()
+        locations = (pages * self.page_size + places % self.page_size).unbind()
+        positions = places
+        if self.network.has_token_grids and self.slots.grids.has_any:
+            positions = rotary_positions(self, slots, counts, host_places)
         rows = AttentionRows(
             len(slots) if is_decode else 0, slots, starts.astype(np.int64), counts.astype(np.int32)
         )
         plan = self.device.ops.plan_attention(rows, tables, self.page_size, self.network.windows)
         return ForwardBatch(tokens, positions, locations, self.kv, plan, is_decode=is_decode)
+
+
+def rotary_positions(
+    runner: DraftRunner, slots: np.ndarray, counts: np.ndarray, places: np.ndarray
+) -> Tensor:
+    """Positions of entries at `places`, int64 [T], of which each slot has `counts` in turn: int64 [T], or
+    [T, 3] where some are of tokens in grids and the draft model rotates by these."""
+    if runner.network.has_token_grids and runner.slots.grids.has_any:
+        places = runner.slots.grids.positions(slots, counts, places)
+    return upload_int64(places.ravel(), runner.device.torch_device).view(places.shape)
 
 
 def chains_in_turn(

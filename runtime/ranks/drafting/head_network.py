@@ -29,6 +29,7 @@ class HeadNetwork:
         self.width = head.width
         self.windows = head.windows
         self.ids = ids
+        self.has_token_grids = len(head.rotary.axes) > 0
 
     @property
     def attentions(self) -> Sequence[Attention | MlaAttention]:
@@ -82,6 +83,7 @@ class HeadsInTurn:
         self.width = heads[0].width
         self.windows = tuple(window for head in heads for window in head.windows)
         self.num_remade = len(heads) - 1
+        self.has_token_grids = any(len(head.rotary.axes) for head in heads)
 
     @property
     def attentions(self) -> Sequence[Attention | MlaAttention]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.decoder_spec import Forwarded
 from runtime.layers.attention.paged import Attention, MlaAttention
+from runtime.layers.rotary import Rotary
 from runtime.layers.upload import upload_int64
 from runtime.layers.weight import Layer
 from runtime.models.base import GenerativeModel, Model
@@ -43,6 +44,7 @@ class Network(Protocol):
     windows: tuple[int, ...]  # sliding windows of its layers, 0 for full attention
     # int64: the target's token for each of the draft model's, rising; None: both have the same tokens
     ids: Tensor | None
+    has_token_grids: bool  # its rotary positions are those of tokens in grids (ranks/token_grids.py)
 
     @property
     def attentions(self) -> Sequence[Attention | MlaAttention]:
@@ -91,6 +93,8 @@ class OwnModel:
         self.model = model
         self.windows = windows
         self.forward = Forward(device)
+        rotaries: list[Rotary] = getattr(model, "rotaries", [])
+        self.has_token_grids = any(len(rotary.axes) for rotary in rotaries)
 
     @property
     def attentions(self) -> Sequence[Attention | MlaAttention]:

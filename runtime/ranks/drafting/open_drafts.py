@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from math import gcd
 from pathlib import Path
 
 import torch
@@ -52,9 +53,7 @@ class DraftLoader:
     ) -> None:
         """`config`: of the target; `schemes`: those that the device computes. Raises ModelError for a draft
         model that does not go with the target, or that the device does not compute."""
-        alone = replace(device, layer_devices={}, kept_weights=None, stage=Stage(), links=None)
-        whole = replace(alone, scatters_inputs=False, gathers_after_q=False)
-        self.device = replace(whole, all_to_all=None, expert_places=None)
+        self.device = draft_device(device)
         self.target = config
         self.speculation = speculation
         self.dtype = dtype
@@ -90,7 +89,17 @@ class DraftLoader:
         if isinstance(loaded.model, NextTokenHeads):
             return LoadedDraft(HeadsInTurn(loaded.model.heads), loaded.num_bytes)
         assert isinstance(loaded.model, DraftHead), "it was made here"
+        self._check_output(loaded.model, target)
         return LoadedDraft(HeadNetwork(loaded.model, self._token_ids(loaded.model, target)), loaded.num_bytes)
+
+    def _check_output(self, head: DraftHead, target: Llama) -> None:
+        """A pass of one attention group cannot end in a head that all groups share. Raises ModelError."""
+        assert target.lm_head is not None, "it generates"
+        if head.lm_head is None and target.lm_head.ranks.size > self.device.collectives.size:
+            raise ModelError(
+                f"--speculative-algorithm {self.speculation.algorithm}: this draft model has no output of "
+                "its own, and the model's is divided over all attention groups; add --enable-dp-lm-head"
+            )
 
     def _token_ids(self, head: DraftHead, target: Llama) -> Tensor | None:
         """The target's token for each of the head's; None: they have the same."""
@@ -108,6 +117,29 @@ class DraftLoader:
         with torch.inference_mode():
             head.keep_tokens(ids, target.lm_head)
         return ids
+
+
+def with_aux_layers(
+    device: Device, start: StartRank, config: ModelConfig, schemes: tuple[str, ...]
+) -> Device:
+    """The device, whose stage knows which hidden states of the model a head is given that drafts behind it.
+    Raises ModelError."""
+    if start.speculation is None or start.speculation.algorithm != "EAGLE3":
+        return device
+    (head,) = read_draft_config(start.speculation, start.model_path, config, schemes).heads
+    return replace(device, stage=replace(device.stage, aux_layers=head.aux_layers))
+
+
+def draft_device(device: Device) -> Device:
+    """The device on which the draft model of a target is made: whole in one stage, with all tokens on each of
+    its ranks. These are the ranks of one attention group: how many entries another group makes in a pass is
+    known to its ranks alone, so groups could share a pass only behind an exchange."""
+    alone = replace(device, layer_devices={}, kept_weights=None, stage=Stage(), links=None)
+    whole = replace(alone, scatters_inputs=False, gathers_after_q=False, all_to_all=None, expert_places=None)
+    if not device.has_groups:
+        return whole
+    group = device.group_ranks
+    return replace(whole, collectives=group, attention=None, ep_size=gcd(device.ep_size, group.size))
 
 
 def _draft_start(start: StartRank, speculation: Speculation) -> StartRank:

@@ -119,7 +119,7 @@ class Trees:
         tokens, scores = candidates(found.logits, sampled, runner.slots.floats[index, 0], branches)
         if runner.network.ids is not None:
             tokens = runner.network.ids[tokens]
-        tokens = runner.device.collectives.broadcast(tokens)
+        tokens = runner.device.group_ranks.broadcast(tokens)
         new: list[list[int]] = [[] for _ in self.trees]
         for place, (row, node) in enumerate(zip(rows.tolist(), nodes, strict=True)):
             new[row] += self.trees[row].add(node, tokens[place].tolist(), scores[place].tolist())

@@ -29,6 +29,7 @@ PAUSED_PART = 8
 SHORT_LOOKS = (
     16  # where guesses of windows of less than LONG tokens do not pay, one look in so many tries them
 )
+LOOK_S, INDEX_S = 25e-6, 0.15e-6  # what a look takes, and a token of an index of one window
 MOST_UNSEEN = 64  # tokens since the last look; after more a match is looked for again
 
 
@@ -97,22 +98,30 @@ class NgramDrafter(Drafter):
         self.chances = Chances()
         self.pace = pace or Pace()
         self._readers: dict[int, Reader] = {}
+        self._following: set[int] = set()  # ids of sequences whose last drafts paid
         self._left = INDEXED  # tokens that this plan may still index
         self._looks = 0
         self._misses = 0  # looks that led to no drafts; each that does halves them
 
-    def begin(self, rows: int) -> None:
-        """Some more text is taken in."""
+    def begin(self, rows: int) -> int:
+        """Some more text is taken in. -> steps until there is time to look for drafts, where none are
+        followed"""
         self.pace.begin(rows)
         self._left = INDEXED
         waiting = self.corpus.num_waiting
-        if waiting and (rows <= FEW_ROWS or waiting >= TAKEN_IN):
-            short_pays = self.pace.pays(self.chances.usual(self.lengths[-1]))
-            self.corpus.take_in(TAKEN_IN, len(self.lengths) if short_pays else 1)
+        if waiting and self.pace.has_time and (rows <= FEW_ROWS or waiting >= TAKEN_IN):
+            num_windows = len(self.lengths) if self.pace.pays(self.chances.usual(self.lengths[-1])) else 1
+            self.corpus.take_in(TAKEN_IN, num_windows)
+            self.pace.spend(min(waiting, TAKEN_IN) * num_windows * INDEX_S)
+        return 0 if self.pace.has_time or self._following else self.pace.rests()
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
         """A step of so many rows, verified drafts among their tokens, took `seconds`."""
         self.pace.learn(rows, drafts, seconds)
+
+    def passed(self, rows: int, steps: int, seconds: float) -> None:
+        """Such steps, of which nothing is learnt, took `seconds`."""
+        self.pace.passed(rows, steps, seconds)
 
     def propose(self, sequence: Sequence, first: int, last: int, most: int) -> Draft | None:
         """The tokens behind a match; what is in flight is taken to be right."""
@@ -121,21 +130,32 @@ class NgramDrafter(Drafter):
             reader = self._open(sequence)
         if reader.seen < len(reader.tokens):
             self._compare(reader)
-        if reader.at < 0 and not self._look_up(reader):
-            self._wait(sequence, reader, last)
-            return None
+        looks = reader.at < 0
+        if looks:
+            self._following.discard(sequence.id)
+            if not self.pace.has_time:
+                return None
+            if not self._look_up(reader):
+                self.pace.spend(LOOK_S)
+                self._wait(sequence, reader, last)
+                return None
         skipped = last + 1 - len(reader.tokens)
         chance = self.chances.of(reader.matched, reader.record)
         count = self.pace.count(chance, skipped, min(most, self.most))
         if not count:
+            self._following.discard(sequence.id)
+            if looks:
+                self.pace.spend(LOOK_S)
             if skipped <= 1:
                 self._wait(sequence, reader, last)
             return None
+        self._following.add(sequence.id)
         reader.pause = 1
         self._misses //= 2
         if self.breadth > 1:
             return self._tree(reader, skipped, min(most, self.most_nodes))
-        reader.ahead, reader.ahead_from = self._next(reader, skipped + count), len(reader.tokens)
+        known = len(reader.tokens)
+        reader.ahead, reader.ahead_from = self._guesses(reader, known, skipped + count), known
         tokens = reader.ahead[skipped:]
         return Draft(tokens) if tokens else None
 
@@ -143,6 +163,7 @@ class NgramDrafter(Drafter):
         """Remembers the tokens of a sequence that has ended, but for those from the prefix cache, which were
         remembered before."""
         reader = self._readers.pop(sequence.id, None)
+        self._following.discard(sequence.id)
         known = max(0, sequence.first_cached_len - self.options.max_window)
         if sequence.first_cached_len >= 0 and sequence.num_generated:
             owner = reader.owner if reader is not None else self.corpus.owner(sequence.request.namespace)
@@ -152,6 +173,7 @@ class NgramDrafter(Drafter):
         """An empty corpus; matches in the old one are lost."""
         self.corpus = Corpus(self.options.capacity, self.lengths)
         self._readers.clear()
+        self._following.clear()
 
     def _open(self, sequence: Sequence) -> Reader:
         owner = self.corpus.owner(sequence.request.namespace)
@@ -195,9 +217,6 @@ class NgramDrafter(Drafter):
             found += found[: count - len(found)]
         return found
 
-    def _next(self, reader: Reader, count: int) -> list[int]:
-        return self._guesses(reader, len(reader.tokens), count)
-
     def _wait(self, sequence: Sequence, reader: Reader, last: int) -> None:
         """Asks for no drafts for a while, which is longer each time."""
         self._misses += 1
@@ -208,7 +227,9 @@ class NgramDrafter(Drafter):
     def _look_up(self, reader: Reader) -> bool:
         """Begins to follow a match, if there is one."""
         if len(reader.tokens) > SCANNED and self._left > 0:
-            self._left -= reader.index(self.lengths, self._left)
+            count = reader.index(self.lengths, self._left)
+            self._left -= count
+            self.pace.spend(count * len(self.lengths) * INDEX_S)
         found = self._matches(reader, CANDIDATES)
         if not found:
             return False
@@ -269,12 +290,13 @@ class NgramDrafter(Drafter):
 
     def _tree(self, reader: Reader, skipped: int, count: int) -> Draft | None:
         """The ways that several matches go on, as one tree: the followed one first."""
-        ways = [self._next(reader, skipped + self.most)]
+        known = len(reader.tokens)
+        ways = [self._guesses(reader, known, skipped + self.most)]
         head = ways[0][:skipped]
         for _, is_own, at in self._matches(reader, 2 * self.breadth)[: self.breadth]:
             other = Reader(reader.tokens, reader.owner)
             other.is_own, other.at = is_own, at
-            way = self._next(other, skipped + self.most)
+            way = self._guesses(other, known, skipped + self.most)
             if way[:skipped] == head:
                 ways.append(way)
         return tree([way[skipped:] for way in ways], count, by_depth=self.options.match_type == "BFS")

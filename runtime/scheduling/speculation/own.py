@@ -29,15 +29,16 @@ class OwnDrafter(Drafter):
         self._paid = 0  # the last step in which drafts were expected to pay
         self._left = (0, 0)  # the step in which the draft model was left behind, and its rows
 
-    def begin(self, rows: int) -> None:
+    def begin(self, rows: int) -> int:
         """One more step. Where drafts have not paid for a while, the draft model follows no more until fewer
-        sequences run, or a long time has passed."""
+        sequences run, or a long time has passed. -> see Drafter"""
         self.pace.begin(rows)
         self._step += 1
         if self.follows and rows and self._step - self._paid > IDLE_STEPS:
             self.follows, self._left = False, (self._step, rows)
         elif not self.follows and (2 * rows < self._left[1] or self._step - self._left[0] > AWAY_STEPS):
             self.follows, self._paid = True, self._step
+        return 0 if self.follows else 1
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
         """A step of so many rows, verified drafts among their tokens, took `seconds`."""

@@ -10,7 +10,7 @@ FIRST_FIT = (1.0, 0.05, 0.0, 0.0)
 GUESSED = 0.05  # of a step without rows: what a draft costs more than a row
 FIRST_WEIGHT = 16  # steps with drafts after which what was learnt counts as much as what is guessed
 KNOWN_STEPS = 64  # after which not every step without drafts is learnt, but one of SOME
-SOME, FEW = 8, 64  # and where there were no drafts for QUIET_STEPS, one of FEW
+SOME, FEW = 8, 256  # and where there were no drafts for QUIET_STEPS, one of FEW
 QUIET_STEPS = 256
 OUTLIER = 1.5  # times longer than expected: what a step counts for at most
 PROBE = 32  # times that drafts with a good chance did not pay, after which they are made once all the same
@@ -20,6 +20,15 @@ OWN_WEIGHT = 4.0  # guesses of its class that a sequence starts with
 # chance of a guess after a match of 1, 2 to 3, 4 to 7, 8 to 15 tokens, and of more, before any was seen
 FIRST_CHANCES = (0.3, 0.5, 0.7, 0.8, 0.9)
 CLASSES = (0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3)  # of a match, by its length; longer ones: the last
+
+
+# What looking drafts up may take where it leads to none: a share of the time that steps take, and so much at
+# once. A step takes what its ranks report, and no less than the event loop needs for it and its rows.
+LOOKING = 0.01
+MOST_LOOKING_S = 1e-3
+LOOP_STEP_S, LOOP_ROW_S = 50e-6, 8e-6
+MOST_RESTS = 64  # steps
+WAITED_S = 0.2e-3  # once it is used up, so much is waited for: looks at many sequences cost less than at few
 
 
 class Record:
@@ -84,6 +93,7 @@ class Pace:
         self._costs = LeastSquares((1.0, 16.0, 1.0, 64.0), (1e-9, 1e-9, 1e-6, 1e-6))
         self._seen = 0  # steps
         self._quiet = 0  # of these since the last one with drafts
+        self._learnt_at = 0  # the one that was learnt last
         self._with_drafts = 0  # steps learnt that had some
         self._usual = 1.0  # drafts of a step that has some
         self._fit = (0.0, 0.0, 0.0, 0.0)
@@ -91,15 +101,41 @@ class Pace:
         self._rows = 1  # of the step that is planned
         self._is_ready = False  # what the step takes is computed when it is first asked for
         self._tokens = self._seconds = self._draft_s = 0.0
+        self._looking_s = MOST_LOOKING_S  # that looks may still take
+        self.has_time = True  # for a look
+
+    def passed(self, rows: int, steps: int, seconds: float) -> None:
+        """Steps of so many rows each took so long."""
+        self._seen += steps
+        self._quiet += steps
+        least = steps * (LOOP_STEP_S + rows * LOOP_ROW_S)
+        left = self._looking_s + LOOKING * (seconds if seconds > least else least)
+        self._looking_s = left if left < MOST_LOOKING_S else MOST_LOOKING_S
+        if left > WAITED_S:
+            self.has_time = True
+
+    def rests(self) -> int:
+        """Steps until there is time for looks again, where steps take what the event loop needs for them."""
+        step_s = LOOP_STEP_S + self._rows * LOOP_ROW_S
+        steps = int((WAITED_S - self._looking_s) / (LOOKING * step_s)) + 1
+        return min(MOST_RESTS, max(1, steps))
+
+    def spend(self, seconds: float) -> None:
+        """A look took so long, and led to no drafts."""
+        self._looking_s -= seconds
+        if self._looking_s <= 0.0:
+            self.has_time = False
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:
         """A step of so many rows, verified drafts among their tokens, took `seconds`."""
-        self._seen += 1
-        self._quiet = 0 if drafts else self._quiet + 1
-        if self._quiet and self._seen > KNOWN_STEPS:
+        self.passed(rows, 1, seconds)
+        if drafts:
+            self._quiet = 0
+        elif self._seen > KNOWN_STEPS:
             # there are many of these, and learning takes as long as planning some rows
-            if self._seen % (SOME if self._quiet < QUIET_STEPS else FEW):
+            if self._seen - self._learnt_at < (SOME if self._quiet < QUIET_STEPS else FEW):
                 return
+        self._learnt_at = self._seen
         features = (1.0, float(rows), float(drafts > 0), float(drafts))
         if self._costs.num_learnt > MIN_STEPS:  # a step that waited for a core says nothing of its rows
             expected = sum([cost * feature for cost, feature in zip(self._fit, features, strict=True)])

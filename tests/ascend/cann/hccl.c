@@ -23,7 +23,7 @@ extern int sim_drain(void *stream);              /* what is before a collective 
 #define BOX (1 << 20)
 typedef struct { atomic_int full; uint32_t n; char data[BOX]; } box;
 typedef struct { atomic_int ready, left; pthread_barrier_t bar; uint64_t counts[64][64]; } head;
-typedef struct comm { struct comm *next; uint32_t n, rank; uint64_t used; size_t slot, bytes; head *h; char *slots; box *boxes; char name[64]; } comm;
+typedef struct comm { struct comm *next; uint32_t n, rank, buffer_mb; uint64_t used; size_t slot, bytes; head *h; char *slots; box *boxes; char name[64]; } comm;
 static comm *g_comms;
 
 static const size_t width[] = {1, 2, 4, 2, 4, 8, 8, 1, 2, 4, 8, 2, 16, 0, 1, 1, 1, 1};
@@ -58,6 +58,7 @@ int HcclCommInitRootInfo(uint32_t n, const void *info, uint32_t rank, void **out
     const char *e = getenv("SIM_HCCL_SLOT_MB");
     if (n > 64 || rank >= n) return E_PARA;
     comm *c = calloc(1, sizeof *c);
+    const char *mb = getenv("HCCL_BUFFSIZE"); c->buffer_mb = mb && *mb ? atoi(mb) : 200;
     c->n = n; c->rank = rank; c->slot = (size_t)(e && *e ? atol(e) : 16) << 20;
     snprintf(c->name, sizeof c->name, "%s", (const char *)info);
     size_t top = (sizeof(head) + 4095) & ~4095ul;
@@ -79,7 +80,14 @@ int HcclCommInitRootInfo(uint32_t n, const void *info, uint32_t rank, void **out
     c->next = g_comms; g_comms = c;
     *out = c; return OK;
 }
-int HcclCommInitRootInfoConfig(uint32_t n, const void *i, uint32_t r, const void *cfg, void **c) { (void)cfg; return HcclCommInitRootInfo(n, i, r, c); }
+/* HcclCommConfig: 24 bytes of version, then the megabytes of the buffer, all ones where they are not set. */
+int HcclCommInitRootInfoConfig(uint32_t n, const void *i, uint32_t r, const void *cfg, void **c) {
+    int rc = HcclCommInitRootInfo(n, i, r, c); uint32_t mb;
+    if (rc || !cfg) return rc;
+    memcpy(&mb, (const char *)cfg + 24, sizeof mb);
+    if (mb != UINT32_MAX) (*(comm **)c)->buffer_mb = mb;
+    return OK;
+}
 int HcclCommDestroy(void *p) {
     comm *c = p;
     for (comm **x = &g_comms; *x; x = &(*x)->next) if (*x == c) { *x = c->next; break; }
@@ -87,7 +95,7 @@ int HcclCommDestroy(void *p) {
 }
 int HcclGetCommName(void *p, char *n) { snprintf(n, 128, "%s", ((comm *)p)->name); return OK; }
 int HcclGetCommAsyncError(void *p, int *e) { (void)p; *e = 0; return OK; }
-uint32_t HcclGetCommConfigCapability(void) { return 0; }
+uint32_t HcclGetCommConfigCapability(void) { return 1; }    /* the first of its settings: sizes of buffers */
 int HcclBarrier(void *p, void *s) { sim_drain(s); meet(p); return OK; }
 
 int HcclAllReduce(void *src, void *dst, uint64_t n, int dt, int op, void *p, void *s) {
@@ -214,6 +222,7 @@ int HcclBatchSendRecv(item *it, uint32_t k, void *p, void *s) {           /* kin
 }
 /* For operators that are given a group by its name: every rank's n bytes, in rank order.  The size of the group, 0 without one. */
 static comm *named(const char *name) { for (comm *c = g_comms; c; c = c->next) if (!strcmp(c->name, name)) return c; return 0; }
+int sim_hccl_buffer_mb(const char *name) { comm *c = named(name); return c ? (int)c->buffer_mb : 0; }
 int sim_hccl_size(const char *name) { comm *c = named(name); return c ? (int)c->n : 0; }
 /* How many collectives others than those operators had in it. */
 int sim_hccl_used(const char *name) { comm *c = named(name); return c ? (int)c->used : 0; }

@@ -61,7 +61,7 @@ class Spread:
 
     def check_generation(self, tokens: int, hidden: int, choices: int) -> None:
         """Limits of A2 or A3, and the bytes of the group's buffer that they document."""
-        given = int(os.environ.get("HCCL_BUFFSIZE", "200")) << 20
+        given = library().sim_hccl_buffer_mb(self.group.encode()) << 20
         if self.is_a2:
             need(self.algorithm in ("", "fullmesh"), f"comm_alg {self.algorithm!r} is not emulated on A2")
             need(tokens <= 256, f"{tokens} tokens: 1 .. 256 on A2")
@@ -76,7 +76,9 @@ class Spread:
             sent = -(-(-(-2 * hidden // 32) * 32 + 64) // 512) * 512
             back = -(-2 * hidden // 512) * 512
             needed = 2 * tokens * (self.local * self.size * sent + (choices + 1) * back)
-        need(needed <= given, f"HCCL_BUFFSIZE of {given} bytes is too small for {needed}")
+        need(
+            shapes_only() or needed <= given, f"the group's buffer of {given} bytes is too small for {needed}"
+        )
 
     @property
     def local(self) -> int:

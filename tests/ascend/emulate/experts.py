@@ -99,6 +99,32 @@ def gating_top_k_softmax(
     return scores.gather(-1, ids.clamp_max(x.shape[-1] - 1)).to(x.dtype), ids.to(torch.int32), places
 
 
+@operator("npu::npu_moe_gating_top_k_softmax_v2")
+def gating_top_k_softmax_v2(
+    x: Tensor,
+    *,
+    k: int = 1,
+    finished: Tensor | None = None,
+    renorm: int | None = 0,
+    output_softmax: bool | None = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The k largest, and their softmax: over all with renorm 0, over themselves with renorm 1. Limits:
+    aclnnMoeGatingTopKSoftmaxV2."""
+    need(x.dim() in (2, 3), f"x is {x.dim()}-D")
+    need_dtype("x", x, *FLOATS)
+    need(0 < k <= min(1024, x.shape[-1]), f"k {k}: 1 .. {min(1024, x.shape[-1])}")
+    need(renorm in (0, 1), f"renorm {renorm}: 0 or 1")
+    need(finished is None and not output_softmax, "emulated: neither finished nor output_softmax")
+    ids = largest(x.float(), k)
+    scores = x.float() if renorm else x.float().softmax(-1)
+    chosen = scores.gather(-1, ids)
+    return (
+        (chosen.softmax(-1) if renorm else chosen).to(x.dtype),
+        ids.to(torch.int32),
+        garbage(*x.shape, dtype=torch.float32),
+    )
+
+
 @operator("npu::npu_moe_init_routing_v2")
 def init_routing(
     x: Tensor,
@@ -208,10 +234,16 @@ def finalize_routing(
     k: int | None = 1,
 ) -> Tensor:
     """Each token's sum over its experts. row_idx holds all tokens' first choices, then all second ones
-    (drop_pad_mode 0), or token by token (2)."""
+    (drop_pad_mode 0), or token by token (2 and 3). With 3 rows are (experts, capacity, H), and -1 is no row
+    (aclnnMoeFinalizeRoutingV2)."""
     need_dtype("expanded_permuted_rows", rows, *FLOATS)
     need_dtype("expanded_src_to_dst_row", row_idx, torch.int32)
-    need(drop_pad_mode in (0, 2), f"drop_pad_mode {drop_pad_mode}: 0 and 2 are emulated")
+    need(drop_pad_mode in (0, 2, 3), f"drop_pad_mode {drop_pad_mode}: 0, 2 and 3 are emulated")
+    least = -1 if drop_pad_mode == 3 else 0
+    if drop_pad_mode == 3:
+        need(rows.dim() == 3 and rows.is_contiguous(), "drop_pad_mode 3: rows are (experts, capacity, H)")
+        need(scales is not None and rows.shape[0] >= scales.shape[1], "fewer experts than a token has")
+        rows = rows.flatten(0, 1)
     need(
         rows.dim() == 2 and row_idx.shape == rows.shape[:1],
         f"expanded_src_to_dst_row {tuple(row_idx.shape)} for {tuple(rows.shape)}",
@@ -224,14 +256,15 @@ def finalize_routing(
         need(tensor is None or tensor.dtype == rows.dtype, f"{name} has another dtype than the rows")
     need(scales is None or scales.shape[0] == tokens, "scales have a row for each token")
     need_values(
-        lambda: ((row_idx >= 0) & (row_idx < rows.shape[0])).all(), f"a row outside 0 .. {rows.shape[0] - 1}"
+        lambda: ((row_idx >= least) & (row_idx < rows.shape[0])).all(),
+        f"a row outside {least} .. {rows.shape[0] - 1}",
     )
     places = (
         row_idx.long().view(choices, tokens).t()
         if drop_pad_mode == 0
         else row_idx.long().view(tokens, choices)
     )
-    values = rows.float()[places.clamp(0, max(0, rows.shape[0] - 1))]
+    values = rows.float()[places.clamp(0, max(0, rows.shape[0] - 1))].masked_fill(places[..., None] < 0, 0)
     if bias is not None:
         need(expert_idx is not None, "bias needs export_for_source_row")
         assert expert_idx is not None

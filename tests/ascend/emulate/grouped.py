@@ -255,6 +255,36 @@ def grouped_matmul_swiglu_quant(
     return y, scales, torch.empty(0)
 
 
+@operator("npu::npu_grouped_matmul_swiglu_quant_v2")
+def grouped_matmul_swiglu_quant_v2(
+    x: Tensor,
+    weight: list[Tensor],
+    weight_scale: list[Tensor],
+    x_scale: Tensor,
+    group_list: Tensor,
+    *,
+    dequant_mode: int | None = 0,
+    dequant_dtype: int | None = 6,
+    quant_mode: int | None = 0,
+    quant_dtype: int | None = 1,
+    group_list_type: int | None = 0,
+    **rest: Any,
+) -> tuple[Tensor, Tensor]:
+    """int8 weights of one tensor. op-plugin's documents (7.3.0) and aclnnGroupedMatmulSwigluQuantWeightNzV2:
+    A2 and A3."""
+    need(all(value is None for value in rest.values()), f"not emulated: {list(rest)}")
+    need(len(weight) == len(weight_scale) == 1, "emulated: one tensor of all weights")
+    need(dequant_mode == quant_mode == 0, "int8 weights: dequant_mode and quant_mode are 0")
+    need((dequant_dtype, quant_dtype) == (6, 1), "emulated: dtypes keep their defaults")
+    need_dtype("weight_scale", weight_scale[0], torch.float32)
+    need(x.shape[1] < LIMIT and weight[0].shape[2] <= 10240, "k is below 65536, n at most 10240")
+    ends = group_ends(group_list, group_list_type or 0, x.shape[0])
+    y, scales, _ = grouped_matmul_swiglu_quant(
+        x, weight[0], torch.tensor(ends, dtype=torch.int64), weight_scale[0], x_scale
+    )
+    return y, scales
+
+
 @operator("npu::npu_dequant_swiglu_quant")
 def dequant_swiglu_quant(
     x: Tensor,

@@ -17,6 +17,7 @@ SIX = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}
 INNER = {"intermediate_size": 90}
 MAMBA2 = {"mamba_n_heads": 9, "mamba_n_groups": 3, "mamba_d_head": 16}
 DELTA = {"linear_num_key_heads": 5, "linear_num_value_heads": 10}
+ZAMBA = {"hidden_size": 96, "intermediate_size": 100, "num_attention_heads": 6, "num_key_value_heads": 6}
 ONE = {"num_hidden_layers": 1}
 TWO = {"num_hidden_layers": 2}
 MODELS: list[tuple[str, dict[str, Any]]] = [
@@ -47,6 +48,7 @@ RECURRENT: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_next", DELTA | NINE),
     ("falcon_mamba", {"hidden_size": 45}),
     ("lfm2", SIX),
+    ("zamba2", ZAMBA),
 ]
 
 

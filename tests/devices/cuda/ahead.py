@@ -14,35 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
 import triton
 from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction, mangle_type
+from triton.runtime.jit import JITFunction
 
-OPTIONS = ("num_warps", "num_stages")
-
-
-def signature(
-    function: JITFunction, arguments: dict[str, Any]
-) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[Any, Any]]:
-    """Types, constants and divisibility by 16, as a launch on the GPU specialises them."""
-    types, constants, facts = {}, {}, {}
-    for index, param in enumerate(function.params):
-        value = arguments[param.name] if param.name in arguments else param.default
-        if (
-            param.is_constexpr
-            or value is None
-            or (isinstance(value, int) and not isinstance(value, bool) and value == 1)
-        ):
-            types[param.name], constants[(index,)] = "constexpr", value
-            continue
-        types[param.name] = mangle_type(value)
-        number = value.data_ptr() if isinstance(value, torch.Tensor) else value
-        if isinstance(value, torch.Tensor) or (isinstance(number, int) and number % 16 == 0):
-            facts[(index,)] = [["tt.divisibility", 16]]
-    return types, constants, facts
+from tests.devices.cuda import no_gpu
 
 
 def ptxas(ptx: str, arch: int) -> str:
@@ -61,40 +39,39 @@ def ptxas(ptx: str, arch: int) -> str:
 
 
 class Ahead:
-    """Compiles each kernel once for each specialisation of its arguments."""
+    """Compiles each variant of a kernel, and prints a line of JSON for it."""
 
     def __init__(self, arch: int) -> None:
         self.arch = arch
-        self.seen: set[str] = set()
 
-    def run(self, function: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        """Compiles a kernel for these arguments and prints a line of JSON."""
-        names = [param.name for param in function.params]
-        options = {key: value for key, value in kwargs.items() if key in OPTIONS}
-        arguments = dict(zip(names, args, strict=False)) | {
-            key: value for key, value in kwargs.items() if key in names
-        }
-        types, constants, facts = signature(function, arguments)
-        if (key := repr((function.__name__, types, constants, facts, options))) in self.seen:
-            return
-        self.seen.add(key)
-        source = ASTSource(function, types, constants, facts)
-        made = triton.compile(source, target=GPUTarget("cuda", self.arch, 32), options=options)
+    def compile(
+        self,
+        kernel: JITFunction,
+        signature: dict[str, str],
+        constants: dict[Any, Any],
+        attributes: dict[Any, Any],
+        options: Any,
+    ) -> None:
+        source = ASTSource(kernel, signature, constants, attributes)
+        made = triton.compile(source, target=GPUTarget("cuda", self.arch, 32), options=options.__dict__)
         report = ptxas(made.asm["ptx"], self.arch)
         spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", report))
         registers = max(int(count) for count in re.findall(r"Used (\d+) registers", report))
         print(
             json.dumps(
                 {
-                    "kernel": function.__name__,
+                    "kernel": kernel.__name__,
                     "arch": self.arch,
                     "registers": registers,
                     "spilled_bytes": spilled,
                     "shared_bytes": made.metadata.shared,
-                    **options,
+                    "num_warps": options.num_warps,
+                    "num_stages": options.num_stages,
                     "wgmma": "wgmma.mma_async" in made.asm["ptx"],
                     "constants": {
-                        names[i]: str(value) for (i,), value in constants.items() if names[i].isupper()
+                        kernel.arg_names[i]: str(value)
+                        for (i,), value in constants.items()
+                        if kernel.arg_names[i].isupper()
                     },
                 }
             ),
@@ -107,8 +84,7 @@ def main() -> None:
     from tests.devices.cuda.launches import GPUS, LAUNCHES
 
     arch = int(sys.argv[1])
-    ahead = Ahead(arch)
-    JITFunction.run = lambda self, *args, **kwargs: ahead.run(self, *args, **kwargs)
+    no_gpu.install(arch, Ahead(arch).compile)
     for name in sys.argv[2:] or LAUNCHES:
         LAUNCHES[name](GPUS[arch])
 

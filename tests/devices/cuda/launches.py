@@ -12,6 +12,7 @@ from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.logits import apply_penalties, mask
 from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
+from runtime.devices.cuda.kernels.recurrent import TritonStateSteps
 from runtime.devices.cuda.kernels.rotary import prepare_heads, rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
@@ -246,6 +247,17 @@ def hopper(gpu: Gpu) -> None:
     layer.route(torch.zeros(2, 128), None, Routing(top_k=8, normalizes=True))
 
 
+def states(gpu: Gpu) -> None:
+    """A token of Nemotron-H's scan, of Qwen3-Next's delta rule and of Kimi Linear's."""
+    steps, slots = TritonStateSteps(), torch.zeros(ROWS, dtype=torch.int64)
+    x, step, groups = torch.zeros(ROWS, 128, 64), torch.zeros(ROWS, 128), torch.zeros(ROWS, 8, 128)
+    for dtype in (torch.float32, torch.bfloat16):
+        steps.scan(torch.zeros(128), (x, step, groups, groups), torch.zeros(2, 128, 64, 128).to(dtype), slots)
+    heads, rate = torch.zeros(ROWS, 32, 128), torch.zeros(ROWS, 32)
+    for decay in (torch.zeros(ROWS, 32, 1), heads):
+        steps.delta((heads, heads, heads, decay, rate), torch.zeros(2, 32, 128, 128), slots)
+
+
 LAUNCHES = {
     "attend": attend,
     "llama": llama,
@@ -256,4 +268,5 @@ LAUNCHES = {
     "experts": experts,
     "hopper": hopper,
     "adapted": adapted,
+    "states": states,
 }

@@ -19,7 +19,7 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {
         "TRITON_CACHE_DIR": str(tmp_path)
     }
-    names = ["llama", "rows", "logits", "hopper", "adapted"]
+    names = ["llama", "rows", "logits", "hopper", "adapted", "states"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.devices.cuda.ahead", "90", *names],
         cwd=ROOT,
@@ -52,6 +52,8 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
         "align_kernel",
         "sum_experts_kernel",
         "topk_kernel",
+        "scan_kernel",
+        "delta_kernel",
     }
     assert not [one for one in made if one["spilled_bytes"] or one["shared_bytes"] > 227 << 10]
     assert [one["wgmma"] for one in made if one["kernel"] == "paged_attention_kernel"] == [False, True]

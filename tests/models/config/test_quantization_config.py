@@ -17,6 +17,7 @@ PROJ, EXPERT, GATE = "layers.3.self_attn.q_proj", "layers.3.mlp.experts.7.down_p
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+QUARK_WEIGHT = {"dtype": "int8", "qscheme": "per_channel"}
 
 
 def scheme(given: dict[str, Any], module: str, folder: Path, requested: str | None = None) -> Scheme | None:
@@ -225,6 +226,15 @@ def test_refuses(given: dict[str, Any], words: list[str], tmp_path: Path) -> Non
         ("moe_wna16", AWQ),
         ("gptq_marlin", GPTQ),
         ("fp8", FP8),
+        ("fbgemm_fp8", {"quant_method": "fbgemm_fp8"}),
+        ("quark", {"quant_method": "quark", "global_quant_config": {"weight": QUARK_WEIGHT}}),
+        (
+            "torchao",
+            {
+                "quant_method": "torchao",
+                "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}},
+            },
+        ),
         ("compressed-tensors", config("int-quantized", "int", 8, "channel", inputs("int", True))),
         ("w8a8_int8", config("int-quantized", "int", 8, "channel", inputs("int", True))),
         ("w8a8_fp8", config("float-quantized", "float", 8, "channel", inputs("float", True))),

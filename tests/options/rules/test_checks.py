@@ -9,6 +9,7 @@ from runtime.options.rules import tables
 from runtime.options.rules.base import is_set
 from runtime.options.rules.checks import OPTION_RULES, option_problems
 from runtime.options.table import by_name, rows
+from tests.options.rules.draft_cases import DRAFT_CASES
 from tests.options.rules.media_cases import MEDIA_CASES
 
 
@@ -93,7 +94,6 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         )
         for name, value, off in (
             ("pipeline_parallel_size", 2, 1),
-            ("speculative_algorithm", "NGRAM", None),
             ("enable_hierarchical_cache", True, False),
             ("enable_memory_saver", True, False),
             ("cpu_offload_gb", 1, 0),
@@ -145,52 +145,23 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         "are chosen together",
         {"speculative_eagle_topk": 1},
     ),
+    *DRAFT_CASES,
     (
         {
-            "speculative_algorithm": "EAGLE",
-            "speculative_num_steps": 3,
-            "speculative_eagle_topk": 1,
-            "speculative_num_draft_tokens": 7,
+            "moe_data_parallel_size": 2,
+            "tensor_parallel_size": 8,
+            "enable_dp_attention": True,
+            "data_parallel_size": 2,
         },
-        "it must be 4",
-        {"speculative_num_draft_tokens": 4},
+        "take --tensor-parallel-size 4 --data-parallel-size 2 without --enable-dp-attention",
+        {"moe_data_parallel_size": 1},
     ),
     (
-        {"speculative_algorithm": "NGRAM", "speculative_num_steps": 3},
-        "is of draft models",
-        {"speculative_num_steps": "auto"},
+        {"moe_data_parallel_size": 2, "tensor_parallel_size": 8},
+        "take --moe-a2a-backend deepep, which divides tokens",
+        {"moe_data_parallel_size": 1},
     ),
-    (
-        {"speculative_algorithm": "NGRAM", "speculative_ngram_min_bfs_breadth": 11},
-        "is above --speculative-ngram-max-bfs-breadth 10",
-        {"speculative_ngram_min_bfs_breadth": 10},
-    ),
-    (
-        {"speculative_algorithm": "NGRAM", "enable_multi_layer_eagle": True},
-        "take --speculative-algorithm NEXTN",
-        {"speculative_algorithm": "NEXTN"},
-    ),
-    (
-        {
-            "speculative_algorithm": "EAGLE",
-            "enable_multi_layer_eagle": True,
-            "speculative_draft_model_path": "x",
-        },
-        "leave --speculative-draft-model-path out",
-        {"speculative_draft_model_path": None},
-    ),
-    (
-        {
-            "speculative_algorithm": "NEXTN",
-            "enable_multi_layer_eagle": True,
-            "speculative_num_steps": 3,
-            "speculative_eagle_topk": 2,
-            "speculative_num_draft_tokens": 8,
-        },
-        "makes chains",
-        {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4},
-    ),
-    ({"speculative_algorithm": "EAGLE3"}, "needs a draft model", {"speculative_draft_model_path": "x"}),
+    ({"elastic_ep_backend": "mooncake"}, "collectives that outlive one", {"elastic_ep_backend": "none"}),
     ({"lora_paths": ("a",), "enable_lora": False}, "--no-enable-lora", {"enable_lora": True}),
     (
         {"enable_lora": True},

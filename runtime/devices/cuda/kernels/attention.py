@@ -8,8 +8,9 @@ and the last are masked. Where there are fewer programs than the GPU has room fo
 several programs, whose partial results attention_splits.py joins (Dao et al., Flash-Decoding, 2023).
 
 Nothing depends on the host but the grid: rows are described in device memory, so a launch may be part of a
-CUDA graph. The output of a row without tokens is zeros. With LATENT the values are the keys (absorbed MLA),
-and a second part of the keys is in another cache.
+CUDA graph. What changes from step to step is no constant of the kernel, nor is its alignment, so that a form
+of layer has few variants. The output of a row without tokens is zeros. With LATENT the values are the keys
+(absorbed MLA), and a second part of the keys is in another cache.
 """
 
 from typing import NamedTuple
@@ -188,7 +189,8 @@ def _attend_keys(
     front: tl.tensor,
     rear: tl.tensor,
     split: tl.tensor,
-    SPLITS: tl.constexpr,
+    num_splits: tl.tensor,
+    SPLIT: tl.constexpr,
     S: tl.constexpr,
 ) -> Softmax:
     """Attends to this split's part of the keys that queries at positions `front` to `rear` see."""
@@ -204,8 +206,8 @@ def _attend_keys(
         low = first // S.N * S.N
         full = (tl.maximum(rear - S.WINDOW + 1, 0) + S.N - 1) // S.N * S.N
     high, diagonal = last, (front + 1) // S.N * S.N
-    if SPLITS > 1:
-        size = tl.cdiv(tl.cdiv(last - low, S.N), SPLITS) * S.N
+    if SPLIT:
+        size = tl.cdiv(tl.cdiv(last - low, S.N), num_splits) * S.N
         low += split * size
         high = tl.minimum(low + size, last)
     if S.WINDOW > 0:
@@ -235,7 +237,11 @@ def _load_queries(
     return tl.load(at, mask=is_query[:, None] & (dims < DIM)[None, :], other=0).to(DOT)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows", "num_tiles", "first_query"],
+    # read by the number, or by the head
+    do_not_specialize_on_alignment=["tables", "rows", "tiles", "sinks", "slopes"],
+)
 def paged_attention_kernel(
     out: tl.tensor,
     lse: tl.tensor,
@@ -265,7 +271,7 @@ def paged_attention_kernel(
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     TILED: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -286,12 +292,16 @@ def paged_attention_kernel(
 ) -> None:
     """Grid (tiles, KV heads * parts of a group, splits). `rows` int32 [4, num_rows]: slot, start, count,
     first query; `tiles` int32 [2, num_tiles]: row and first token in it; with TILED False tile i is row i.
-    Queries and results begin with query `first_query`. With splits, out [tokens, heads, splits, DV] and lse
-    [tokens, heads, splits] are float32 partial results; with one, out [tokens, heads, DV] is the result."""
+    Queries and results begin with query `first_query`. With KV_HEADS 0 the grid says how many there are. With
+    splits, out [tokens, heads, splits, DV] and lse [tokens, heads, splits] are float32 partial results; with
+    one, out [tokens, heads, DV] is the result."""
     S: tl.constexpr = Sizes(
         WINDOW, CAPPED, BIASED, LATENT, PAGE, M, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, FP8, DOT
     )
-    split, kv_head, part = tl.program_id(2), tl.program_id(1) % KV_HEADS, tl.program_id(1) // KV_HEADS
+    PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    split, num_splits = tl.program_id(2), tl.num_programs(2)
+    kv_heads = KV_HEADS if KV_HEADS > 0 else tl.num_programs(1) // PARTS
+    kv_head, part = tl.program_id(1) % kv_heads, tl.program_id(1) // kv_heads
     row, offset = tl.program_id(0), 0
     if TILED:
         row, offset = tl.load(tiles + tl.program_id(0)), tl.load(tiles + num_tiles + tl.program_id(0))
@@ -330,15 +340,16 @@ def paged_attention_kernel(
         front,
         rear,
         split,
-        SPLITS,
+        num_splits,
+        SPLIT,
         S,
     )
-    if HAS_SINKS and SPLITS == 1:
+    if HAS_SINKS and not SPLIT:
         state = _add_sink(state, tl.load(sinks + head, mask=is_query, other=NEG_INF).to(tl.float32) * LOG2E)
-    target = at * (KV_HEADS * GROUP) + head
-    if SPLITS > 1:
-        target = target * SPLITS + split
-    _store_result(out, lse, target, state, is_query, SPLITS, DV, BLOCK_V)
+    target = at * (kv_heads * GROUP) + head
+    if SPLIT:
+        target = target * num_splits + split
+    _store_result(out, lse, target, state, is_query, SPLIT, DV, BLOCK_V)
 
 
 @triton.jit
@@ -348,7 +359,7 @@ def _store_result(
     target: tl.tensor,
     state: Softmax,
     is_query: tl.tensor,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ) -> None:
@@ -356,7 +367,7 @@ def _store_result(
     dims = tl.arange(0, BLOCK_V)
     divisor = tl.where(state.row_sum == 0.0, 1.0, state.row_sum)
     acc = state.acc / divisor[:, None]
-    if SPLITS > 1:
+    if SPLIT:
         sums = tl.where(state.row_sum == 0.0, NEG_INF, state.row_max + tl.log2(divisor))
         tl.store(lse + target, sums, mask=is_query)
     tl.store(

@@ -1,9 +1,9 @@
 """Conversion of 8-bit floats from and to bytes: keys and values of --kv-cache-dtype fp8_*.
 
-It works on bits, so that the result is the same on every GPU: the hardware converts from sm_89 on, and the
-interpreter rounds differently. Reading costs three integer operations and a multiplication, next to a load
-from memory. Numbers beyond the range become the largest number. NaN is stored as NaN, and NaN of e4m3 is read
-as 480, so that reading has no branch.
+Writing works on bits, so that the result is the same on every GPU: the interpreter rounds differently.
+Reading is exact either way. On GPUs before sm_89 it costs three integer operations and a multiplication, next
+to a load from memory; from sm_89 on the hardware converts e4m3 (`native`). Numbers beyond the range become
+the largest number. NaN is stored as NaN; on bits NaN of e4m3 is read as 480, so that reading has no branch.
 """
 
 import triton
@@ -13,8 +13,10 @@ import triton.language as tl
 @triton.jit
 def from_fp8(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
     """uint8 -> float16, exactly. Both are a float16 with fewer bits: e5m2 its upper half, e4m3 one with
-    another bias."""
+    another bias. KIND: e4m3, e5m2, or native for e4m3 on GPUs whose tensor cores know it."""
     wide = x.to(tl.uint16)
+    if KIND == "native":
+        return x.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     if KIND == "e5m2":
         return (wide << 8).to(tl.float16, bitcast=True)
     return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0

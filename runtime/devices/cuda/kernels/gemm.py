@@ -237,7 +237,7 @@ def _tile_of(num_tiles: tl.tensor, columns: tl.tensor) -> tuple:
     return first + index % (GROUP_M * columns) % height, index % (GROUP_M * columns) // height
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_tiles"])
 def gemm_kernel(
     out: tl.tensor,
     x: tl.tensor,
@@ -268,7 +268,7 @@ def gemm_kernel(
     GATED: tl.constexpr,
     ROUTED: tl.constexpr,
     REPEAT: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     EVEN: tl.constexpr,
     NATIVE: tl.constexpr,
     M: tl.constexpr,
@@ -279,7 +279,7 @@ def gemm_kernel(
     """Grid (tiles of rows * tiles of outputs, splits). Rows are those of x, or MoE slots, of which REPEAT
     share a row of x. ROUTED: "" for one weight, "tiles" for slots int32 [tiles * M] and expert_ids int32
     [tiles], "single" for one slot and expert per tile. out [num_rows, outs]; or, with splits, uncorrected
-    sums [SPLITS, num_rows, outs]."""
+    sums [splits, num_rows, outs]."""
     F: tl.constexpr = Format(KIND, INPUTS, GROUP, GROUPED_INPUTS, HAS_ZEROS, EVEN, NATIVE, M, N, K, DOT)
     E: tl.constexpr = Epilogue(FACTORED, SCALED, HAS_SUMS, HAS_BIAS)
     index = tl.arange(0, M)
@@ -302,7 +302,7 @@ def gemm_kernel(
         at = weight + expert * rows * width + n.to(tl.int64) * width
         grouped = expert * num_groups * rows + n
         blocks = tl.cdiv(width, K)
-        each = tl.cdiv(blocks, SPLITS)
+        each = tl.cdiv(blocks, tl.num_programs(1)) if SPLIT else blocks
         begin = tl.program_id(1) * each
         acc, gated = _accumulate(
             x + source * x_stride,
@@ -320,7 +320,7 @@ def gemm_kernel(
         )
         target = row.to(tl.int64)[:, None] * outs + n[None, :]
         mask = is_row[:, None] & is_out[None, :]
-        if SPLITS > 1:
+        if SPLIT:
             tl.store(out + tl.program_id(1).to(tl.int64) * num_rows * outs + target, acc, mask=mask)
         else:
             lead = expert * rows + n
@@ -330,7 +330,7 @@ def gemm_kernel(
             )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def add_splits_kernel(
     out: tl.tensor,
     parts: tl.tensor,

@@ -10,7 +10,7 @@ from runtime.layers.sampling.sampler import BANNED
 BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows", "bits"])
 def mask_kernel(
     logits: tl.tensor,
     rows: tl.tensor,
@@ -46,7 +46,7 @@ def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["places", "index"])
 def penalties_kernel(
     logits: tl.tensor,
     places: tl.tensor,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def shrink_kernel(
     inner: tl.tensor,
     x: tl.tensor,
@@ -52,7 +52,7 @@ def shrink_kernel(
         tl.store(inner + target[:, None] + place[None, :], acc, mask=is_row[:, None] & is_there[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def expand_kernel(
     out: tl.tensor,
     inner: tl.tensor,

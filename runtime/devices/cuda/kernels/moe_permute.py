@@ -19,28 +19,25 @@ from runtime.devices.cuda.kernels.launch import next_power_of_2
 
 PART = 4096  # slots that a program reads
 CHUNK = 1024  # slots that it reads at a time
+LEAST_PART = 128  # smaller parts would be further variants of the kernels, and leave threads idle
+MAX_TILE = 128  # the most slots of a tile
 NO_EXPERT = -1  # the expert id of an unused tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"], do_not_specialize_on_alignment=["ids"])
 def count_experts_kernel(
-    ids: tl.tensor,
-    counts: tl.tensor,
-    num_slots: tl.tensor,
-    PARTS: tl.constexpr,
-    PART: tl.constexpr,
-    CHUNK: tl.constexpr,
+    ids: tl.tensor, counts: tl.tensor, num_slots: tl.tensor, PART: tl.constexpr, CHUNK: tl.constexpr
 ) -> None:
-    """Grid (experts, parts): the number of slots of each, int32 counts [experts, PARTS]."""
+    """Grid (experts, parts): the number of slots of each, int32 counts [experts, parts]."""
     expert, part = tl.program_id(0), tl.program_id(1)
     total = tl.zeros((CHUNK,), tl.int32)
     for at in range(0, PART, CHUNK):
         slot = part * PART + at + tl.arange(0, CHUNK)
         total += (tl.load(ids + slot, mask=slot < num_slots, other=-1) == expert).to(tl.int32)
-    tl.store(counts + expert * PARTS + part, tl.sum(total, 0))
+    tl.store(counts + expert * tl.num_programs(1) + part, tl.sum(total, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots", "num_tiles", "size"], do_not_specialize_on_alignment=["ids"])
 def align_kernel(
     ids: tl.tensor,
     counts: tl.tensor,
@@ -48,34 +45,34 @@ def align_kernel(
     expert_ids: tl.tensor,
     num_slots: tl.tensor,
     num_tiles: tl.tensor,
+    size: tl.tensor,
     EXPERTS: tl.constexpr,
-    PARTS: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_P: tl.constexpr,
-    M: tl.constexpr,
+    MOST: tl.constexpr,
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Grid (experts, parts): slots int32 [tiles * M], padded with `num_slots`, and expert_ids int32
-    [tiles]."""
-    expert, part = tl.program_id(0), tl.program_id(1)
+    """Grid (experts, parts): slots int32 [tiles * size], padded with `num_slots`, and expert_ids int32
+    [tiles]; `size` is at most MOST."""
+    expert, part, num_parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     experts, parts = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_P)
-    is_there = (experts < EXPERTS)[:, None] & (parts < PARTS)[None, :]
-    known = tl.load(counts + experts[:, None] * PARTS + parts[None, :], mask=is_there, other=0)
-    tiles = (tl.sum(known, 1) + M - 1) // M
+    is_there = (experts < EXPERTS)[:, None] & (parts < num_parts)[None, :]
+    known = tl.load(counts + experts[:, None] * num_parts + parts[None, :], mask=is_there, other=0)
+    tiles = (tl.sum(known, 1) + size - 1) // size
     first = tl.sum(tl.where(experts < expert, tiles, 0), 0)
     mine = tl.sum(tl.where((experts == expert)[:, None], known, 0), 0)
     total, before = tl.sum(mine, 0), tl.sum(tl.where(parts < part, mine, 0), 0)
-    end = first + (total + M - 1) // M
+    end = first + (total + size - 1) // size
     if part == 0:
         for at in range(first, end, BLOCK_E):
             tl.store(expert_ids + at + experts, expert + experts * 0, mask=at + experts < end)
-        padding = first * M + total + tl.arange(0, M)
-        tl.store(slots + padding, num_slots + tl.arange(0, M) * 0, mask=padding < end * M)
+        padding = first * size + total + tl.arange(0, MOST)
+        tl.store(slots + padding, num_slots + tl.arange(0, MOST) * 0, mask=padding < end * size)
         if expert == EXPERTS - 1:
             for at in range(end, num_tiles, BLOCK_E):
                 tl.store(expert_ids + at + experts, experts * 0 - 1, mask=at + experts < num_tiles)
-    at = first * M + before
+    at = first * size + before
     for step in range(0, PART, CHUNK):
         slot = part * PART + step + tl.arange(0, CHUNK)
         is_mine = tl.load(ids + slot, mask=slot < num_slots, other=-1) == expert
@@ -118,8 +115,9 @@ class ExpertTiles:
 
 
 def moe_align_block_size(ids: Tensor, num_experts: int, size: int) -> ExpertTiles:
-    """Tiles of `size` slots of ids int64 [T, k]. With `size` 0 each slot is a tile, for steps so small that
-    slots rarely share an expert."""
+    """Tiles of `size` slots, at most MAX_TILE, of ids int64 [T, k]. With `size` 0 each slot is a tile, for
+    steps so small that slots rarely share an expert."""
+    assert size <= MAX_TILE
     if not size:
         return ExpertTiles(ids, ids, 0)
     num_slots = ids.numel()
@@ -129,9 +127,10 @@ def moe_align_block_size(ids: Tensor, num_experts: int, size: int) -> ExpertTile
         torch.empty(number, dtype=torch.int32, device=ids.device)
         for number in (num_experts * parts, num_tiles * size, num_tiles)
     )
-    part, chunk = min(PART, next_power_of_2(num_slots, 16)), min(CHUNK, next_power_of_2(num_slots, 16))
+    part = min(PART, next_power_of_2(num_slots, LEAST_PART))
+    chunk = min(CHUNK, part)
     grid = (num_experts, parts)
-    count_experts_kernel[grid](ids, counts, num_slots, PARTS=parts, PART=part, CHUNK=chunk, num_warps=4)
+    count_experts_kernel[grid](ids, counts, num_slots, PART=part, CHUNK=chunk, num_warps=4)
     align_kernel[grid](
         ids,
         counts,
@@ -139,11 +138,11 @@ def moe_align_block_size(ids: Tensor, num_experts: int, size: int) -> ExpertTile
         expert_ids,
         num_slots,
         num_tiles,
+        size,
         EXPERTS=num_experts,
-        PARTS=parts,
         BLOCK_E=next_power_of_2(num_experts),
-        BLOCK_P=next_power_of_2(parts),
-        M=size,
+        BLOCK_P=1 if parts == 1 else next_power_of_2(parts, 16),
+        MOST=MAX_TILE,
         PART=part,
         CHUNK=chunk,
         num_warps=4,

@@ -7,7 +7,7 @@ from torch import Tensor
 from runtime.devices.cuda.kernels.launch import next_power_of_2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_kernel(
     x: tl.tensor,
     out: tl.tensor,

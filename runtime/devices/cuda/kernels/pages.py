@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["source_rows", "target_rows"])
 def copy_rows_kernel(
     source: tl.tensor,
     target: tl.tensor,

@@ -61,7 +61,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["locations"])
 def prepare_heads_kernel(
     qkv: tl.tensor,
     q: tl.tensor,

@@ -5,8 +5,8 @@ Four launches:
     chunk_max_kernel           the largest logit of each chunk of a row, and where it is
     chunk_sums_kernel          sums of exp((logit - largest) / temperature) of each chunk, in all and
                                above fixed weights
-    collect_candidates_kernel  for rows with top_k or top_p: ids of the tokens above the largest of these
-                               weights that keeps enough tokens, in order
+    collect_candidates_kernel  for rows with top_k or top_p: ids and weights of the tokens above the largest
+                               of these weights that keeps enough tokens, in order
     sample_kernel              searches a row's candidates (top_k_top_p.py), or finds the chunk and in it the
                                token where the running sum passes the random number
 
@@ -26,7 +26,7 @@ from runtime.devices.sampling_inputs import SamplingInputs
 CHUNK = 4096
 NUM_MARKS = 8  # fixed weights: 1/2, 1/8, ... 1/8192, and whatever is above 0
 SMALLEST_NORMAL: tl.constexpr = tl.constexpr(1.1754943508222875e-38)  # of float32
-HELD = 1024  # candidates that sample_kernel holds in registers
+HELD = 4096  # candidates that sample_kernel holds in registers
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def chunk_sums_kernel(
     chunk_sums: tl.tensor,
     counts: tl.tensor,
     sums: tl.tensor,
-    params: tl.tensor,
+    settings: tl.tensor,
     bounds: tl.tensor,
     vocab: tl.tensor,
     stride: tl.tensor,
@@ -64,11 +64,11 @@ def chunk_sums_kernel(
     MARKS: tl.constexpr,
 ) -> None:
     """Grid (rows, chunks): the weight of each chunk, and the number and weight of its tokens above each mark.
-    `params` float32 [rows, 3]: temperature, top_p, min_p; `bounds` int32 [rows]: top_k, vocab for all."""
+    `settings` float32 [rows, 3]: temperature, top_p, min_p; `bounds` int32 [rows]: top_k, vocab for all."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature = tl.load(params + row * 3)
+    temperature = tl.load(settings + row * 3)
     if temperature > 0:
-        is_cut = (tl.load(params + row * 3 + 1) < 1) | (tl.load(bounds + row) < vocab)
+        is_cut = (tl.load(settings + row * 3 + 1) < 1) | (tl.load(bounds + row) < vocab)
         chunks = tl.arange(0, CHUNKS)
         num_chunks = tl.num_programs(1)
         row_max = tl.max(
@@ -78,7 +78,7 @@ def chunk_sums_kernel(
         weights = token_weight(
             tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")), row_max, temperature
         )
-        least = tl.where(is_cut, 0.0, tl.load(params + row * 3 + 2))
+        least = tl.where(is_cut, 0.0, tl.load(settings + row * 3 + 2))
         place = row * num_chunks + chunk
         tl.store(chunk_sums + place, tl.sum(tl.where(weights >= least, weights, 0.0).to(tl.float64), 0))
         if is_cut:
@@ -96,8 +96,9 @@ def collect_candidates_kernel(
     counts: tl.tensor,
     sums: tl.tensor,
     candidates: tl.tensor,
+    candidate_weights: tl.tensor,
     num_candidates: tl.tensor,
-    params: tl.tensor,
+    settings: tl.tensor,
     bounds: tl.tensor,
     vocab: tl.tensor,
     stride: tl.tensor,
@@ -105,12 +106,12 @@ def collect_candidates_kernel(
     CHUNK: tl.constexpr,
     MARKS: tl.constexpr,
 ) -> None:
-    """Grid (rows, chunks): ids of the tokens above the largest mark that keeps top_k tokens, or top_p of the
-    weight where there is no top_k."""
+    """Grid (rows, chunks): ids and weights of the tokens above the largest mark that keeps top_k tokens, or
+    top_p of the weight where there is no top_k."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature, top_p, top_k = (
-        tl.load(params + row * 3),
-        tl.load(params + row * 3 + 1),
+        tl.load(settings + row * 3),
+        tl.load(settings + row * 3 + 1),
         tl.load(bounds + row),
     )
     if (temperature > 0) & ((top_p < 1) | (top_k < vocab)):
@@ -133,15 +134,12 @@ def collect_candidates_kernel(
             tl.load(chunk_max + row * num_chunks + chunks, mask=is_chunk, other=float("-inf")), 0
         )
         at = chunk * CHUNK + tl.arange(0, CHUNK)
-        is_in = (
-            token_weight(
-                tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")),
-                row_max,
-                temperature,
-            )
-            >= bound
-        )
-        tl.store(candidates + row * vocab + first + tl.cumsum(is_in.to(tl.int32), 0) - 1, at, mask=is_in)
+        line = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf"))
+        weights = token_weight(line, row_max, temperature)
+        is_in = weights >= bound
+        place = row * vocab + first + tl.cumsum(is_in.to(tl.int32), 0) - 1
+        tl.store(candidates + place, at, mask=is_in)
+        tl.store(candidate_weights + place, weights, mask=is_in)
         if chunk == 0:
             tl.store(num_candidates + row, tl.sum(of_mark, 0))
 
@@ -182,8 +180,9 @@ def sample_kernel(
     chunk_argmax: tl.tensor,
     chunk_sums: tl.tensor,
     candidates: tl.tensor,
+    candidate_weights: tl.tensor,
     num_candidates: tl.tensor,
-    params: tl.tensor,
+    settings: tl.tensor,
     bounds: tl.tensor,
     uniforms: tl.tensor,
     vocab: tl.tensor,
@@ -195,8 +194,8 @@ def sample_kernel(
 ) -> None:
     """Grid (rows,): the token id of each row, int64."""
     row = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(params + row * 3)
-    top_p, min_p = tl.load(params + row * 3 + 1), tl.load(params + row * 3 + 2)
+    temperature = tl.load(settings + row * 3)
+    top_p, min_p = tl.load(settings + row * 3 + 1), tl.load(settings + row * 3 + 2)
     top_k, uniform = tl.load(bounds + row), tl.load(uniforms + row)
     line = logits + row * stride
     chunks = tl.arange(0, CHUNKS)
@@ -207,7 +206,7 @@ def sample_kernel(
         if (top_p < 1) | (top_k < vocab):
             total = tl.sum(tl.load(chunk_sums + at, mask=is_chunk, other=0.0), 0)
             num = tl.load(num_candidates + row)
-            of = Candidates(line, candidates + row * vocab, num, row_max, temperature)
+            of = Candidates(candidates + row * vocab, candidate_weights + row * vocab, num)
             token = sample_truncated(of, total, top_p, min_p, top_k, vocab, uniform, HELD)
         else:
             sums = chunk_sums + row * num_chunks
@@ -232,19 +231,19 @@ def sample(logits: Tensor, inputs: SamplingInputs, chunk: int = CHUNK, held: int
         return torch.empty(num, *shape, dtype=dtype, device=logits.device)
 
     num_chunks = triton.cdiv(vocab, chunk)
-    params = torch.stack((inputs.temperature, inputs.top_p, inputs.min_p), dim=1)
+    settings = torch.stack((inputs.temperature, inputs.top_p, inputs.min_p), dim=1)
     bounds = torch.where(inputs.top_k > 0, inputs.top_k, vocab).clamp_max(vocab).int()
     chunk_max, chunk_argmax = empty(torch.float32, num_chunks), empty(torch.int32, num_chunks)
     chunk_sums = empty(torch.float64, num_chunks)
     marks = empty(torch.int32, num_chunks, NUM_MARKS), empty(torch.float64, num_chunks, NUM_MARKS)
-    candidates, num_candidates = empty(torch.int32, vocab), empty(torch.int32)
+    candidates = empty(torch.int32, vocab), empty(torch.float32, vocab), empty(torch.int32)
     grid, stride = (num, num_chunks), logits.stride(0)
     sizes = {"CHUNKS": next_power_of_2(num_chunks, 2), "CHUNK": chunk, "num_warps": 8}
-    rows = (params, bounds, vocab, stride)
+    rows = (settings, bounds, vocab, stride)
     chunk_max_kernel[grid](logits, chunk_max, chunk_argmax, vocab, stride, CHUNK=chunk, num_warps=8)
     chunk_sums_kernel[grid](logits, chunk_max, chunk_sums, *marks, *rows, MARKS=NUM_MARKS, **sizes)
     collect_candidates_kernel[grid](
-        logits, chunk_max, chunk_sums, *marks, candidates, num_candidates, *rows, MARKS=NUM_MARKS, **sizes
+        logits, chunk_max, chunk_sums, *marks, *candidates, *rows, MARKS=NUM_MARKS, **sizes
     )
     sample_kernel[(num,)](
         logits,
@@ -252,9 +251,8 @@ def sample(logits: Tensor, inputs: SamplingInputs, chunk: int = CHUNK, held: int
         chunk_max,
         chunk_argmax,
         chunk_sums,
-        candidates,
-        num_candidates,
-        params,
+        *candidates,
+        settings,
         bounds,
         inputs.uniform,
         vocab,

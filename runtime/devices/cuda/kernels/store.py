@@ -30,7 +30,7 @@ def _store_heads(
     tl.store(cache + location * (HEADS * DIM) + at, values.to(cache.dtype.element_ty), mask=at < HEADS * DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["locations"])
 def store_kv_kernel(
     k: tl.tensor,
     v: tl.tensor,

@@ -3,7 +3,8 @@
 In the order "largest weight first, then smallest id", top_k and top_p keep everything above some weight and
 the first few tokens of just that weight; and the sampled token is one of those of some weight. Weights are
 positive float32, whose bits rise with them, so such a weight is found by thirty bisections, each of which
-sums the candidates. The first HELD candidates stay in registers, the others are read again each time.
+sums the candidates: lane by lane first, over blocks of HELD candidates, and then the lanes. The first block
+stays in registers, the others are read again each time.
 """
 
 from typing import NamedTuple
@@ -15,11 +16,9 @@ import triton.language as tl
 class Candidates(NamedTuple):
     """The tokens of a row that may be sampled."""
 
-    logits: tl.tensor  # pointer to the row
     ids: tl.tensor  # pointer to int32 token ids, rising
+    weights: tl.tensor  # pointer to their float32 weights
     num: tl.tensor
-    row_max: tl.tensor
-    temperature: tl.tensor
 
 
 class Block(NamedTuple):
@@ -53,24 +52,23 @@ def _weight_of_bits(bits: tl.tensor) -> tl.tensor:
 @triton.jit
 def _load_block(of: Candidates, at: tl.tensor) -> Block:
     """Candidates `at`."""
-    ids = tl.load(of.ids + at, mask=at < of.num, other=0)
-    logits = tl.load(of.logits + ids, mask=at < of.num, other=float("-inf"))
-    weights = token_weight(logits, of.row_max, of.temperature)
+    ids = tl.load(of.ids + at, mask=at < of.num, other=-1)
+    weights = tl.load(of.weights + at, mask=at < of.num, other=0.0)
     bits = tl.where(at < of.num, weights.to(tl.int32, bitcast=True), -1)
-    return Block(tl.where(at < of.num, ids, -1), weights, bits)
+    return Block(ids, weights, bits)
 
 
 @triton.jit
 def _mass_above(of: Candidates, head: Block, bound: tl.tensor, HELD: tl.constexpr) -> tuple:
     """The number of candidates with bits of at least `bound`, and the sum of their weights."""
     is_in = head.bits >= bound
-    count, total = tl.sum(is_in.to(tl.int32), 0), tl.sum(tl.where(is_in, head.weights, 0.0).to(tl.float64), 0)
+    counts, sums = is_in.to(tl.int32), tl.where(is_in, head.weights, 0.0).to(tl.float64)
     for at in tl.range(HELD, of.num, HELD):
         block = _load_block(of, at + tl.arange(0, HELD))
         is_in = block.bits >= bound
-        count += tl.sum(is_in.to(tl.int32), 0)
-        total += tl.sum(tl.where(is_in, block.weights, 0.0).to(tl.float64), 0)
-    return count, total
+        counts += is_in.to(tl.int32)
+        sums += tl.where(is_in, block.weights, 0.0).to(tl.float64)
+    return tl.sum(counts, 0), tl.sum(sums, 0)
 
 
 @triton.jit

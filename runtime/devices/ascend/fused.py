@@ -1,0 +1,43 @@
+"""What lies between the projection of queries, keys and values and attention, in few launches on Ascend."""
+
+import torch_npu
+from torch import Tensor
+
+from runtime.devices.ascend.ops import AscendOps
+from runtime.layers.fused_ops import UnfusedOps
+
+ROTATED_TOGETHER = (64, 128)  # head sizes of npu_apply_rotary_pos_emb, as documented for A2 and A3
+
+
+class AscendFusedOps(UnfusedOps):
+    """FusedOps (devices/operands.py) of one NPU.
+
+    Norms and rotations read views of the projection and write queries and keys of their own, so neither is
+    copied. Queries and keys that have been normalized are rotated in one launch, in place.
+    """
+
+    ops: AscendOps
+
+    def prepare_heads(
+        self,
+        qkv: Tensor,
+        norm: tuple[Tensor, float] | None,
+        cos: Tensor,
+        sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        locations: Tensor,
+    ) -> Tensor:
+        """See FusedOps.prepare_heads."""
+        kv_heads, dim = k_cache.shape[1:]
+        heads = qkv.view(len(qkv), -1, dim)
+        q, k, v = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+        if norm is not None:
+            weight, eps = norm
+            q, k = self.ops.rms_norm(q, weight[0], eps), self.ops.rms_norm(k, weight[-1], eps)
+        if norm is not None and dim in ROTATED_TOGETHER:
+            torch_npu.npu_apply_rotary_pos_emb(q.unsqueeze(0), k.unsqueeze(0), cos, sin)
+        else:
+            q, k = self.ops.rotary(q, cos, sin), self.ops.rotary(k, cos, sin)
+        self.ops.store_kv(k, v, k_cache, v_cache, locations)
+        return q

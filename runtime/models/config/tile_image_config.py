@@ -1,0 +1,77 @@
+"""preprocessor_config.json of InternVL, whose images are cut into square tiles. Torch-free."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from runtime.errors import ModelError
+from runtime.models.config.image_config import Normalization, read_image_fields
+from runtime.models.config.internvl_config import InternVlEncoder
+
+Tiles = Annotated[int, Meta(ge=1, le=256)]
+
+
+class TileSize(Struct, frozen=True):
+    """Height and width of a tile in pixels."""
+
+    height: int = 384
+    width: int = 384
+
+
+class TileImageConfig(Normalization, frozen=True, kw_only=True):
+    """How images are prepared, with the defaults of transformers: resized to a grid of tiles whose shape is
+    nearest to their own, scaled, normalized. The whole image in the size of a tile comes last."""
+
+    size: TileSize = TileSize()
+    resample: int = 3  # Pillow's number of the filter; 3: bicubic
+    min_patches: Tiles = 1  # fewest and most tiles of an image
+    max_patches: Tiles = 12
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Columns and rows of tiles for an image: the grid whose shape is nearest. Of equally near ones a
+        larger one is taken only while it has less than twice the pixels of the image."""
+        most = self.max_patches
+        grids = sorted(
+            (
+                (columns, rows)
+                for columns in range(1, most + 1)
+                for rows in range(1, most + 1)
+                if self.min_patches <= columns * rows <= most
+            ),
+            key=lambda grid: grid[0] * grid[1],
+        )
+        best, least = (1, 1), float("inf")
+        for columns, rows in grids:
+            difference = abs(width / height - columns / rows)
+            pixels = self.size.height * self.size.width * columns * rows
+            if difference < least or (difference == least and height * width > 0.5 * pixels):
+                best, least = (columns, rows), difference
+        return best
+
+    @property
+    def digest_text(self) -> bytes:
+        """What tells prepared images of one file apart."""
+        return msgspec.json.encode(self)
+
+
+def read_tile_images(folder: Path, encoder: InternVlEncoder) -> TileImageConfig:
+    """How the images of the model in this folder are prepared for its encoder. Raises ModelError."""
+    config, name = read_image_fields(folder, TileImageConfig)
+    size = config.size
+    if (size.height, size.width) != (encoder.image_size,) * 2:
+        raise ModelError(
+            f"{name} has tiles of {size.width} x {size.height} pixels, and config.json an image_size of "
+            f"{encoder.image_size}; restore both from the model's source"
+        )
+    if min(config.image_std) <= 0 or not 0 <= config.resample <= 5:
+        raise ModelError(
+            f"{name} has an image_std of 0 or no known resample; restore it from the model's source"
+        )
+    if config.min_patches > config.max_patches:
+        raise ModelError(
+            f"{name} has min_patches {config.min_patches} above max_patches {config.max_patches}; restore it "
+            "from the model's source"
+        )
+    return config

@@ -1,0 +1,106 @@
+"""The towers for images of CLIP and SigLIP, which make one vector of each image: CLIP projects that of the
+class embedding, SigLIP attends to all patches from a learned query.
+
+Every rank has all of their weights.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from runtime.devices.base import Device
+from runtime.layers.norm import LayerNorm
+from runtime.layers.parallel.replicated import ReplicatedEmbedding, ReplicatedLinear, replicated_weight
+from runtime.layers.upload import upload
+from runtime.layers.weight import Layer
+from runtime.messages.media import MediaValues
+from runtime.models.config.clip_config import ClipTower
+from runtime.models.config.dual_config import DualImages
+from runtime.models.config.renames import Renames
+from runtime.models.vision.clip import ClipEmbeddings, ClipLayer
+from runtime.models.vision.mlp import PlainMlp
+from runtime.models.vision.patches import PatchProjection
+
+
+class SiglipEmbeddings(Layer):
+    """Patches as vectors with their positions."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, tower: ClipTower) -> None:
+        self.patch_embedding = PatchProjection(device, dtype, tower.hidden_size, tower.patch_size, bias=True)
+        self.position_embedding = ReplicatedEmbedding(device, dtype, tower.num_patches, tower.hidden_size)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[B, 3, height, width] -> [B, patches, size]."""
+        return self.patch_embedding.forward(pixels) + self.position_embedding.weight.tensor
+
+
+class ProbeAttention(Layer):
+    """Attention of a query to all patches, with the names of torch's MultiheadAttention."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, tower: ClipTower) -> None:
+        size, self.num_heads = tower.hidden_size, tower.num_heads
+        self.in_proj_weight = replicated_weight(device, dtype, 3 * size, size)
+        self.in_proj_bias = replicated_weight(device, dtype, 3 * size)
+        self.out_proj = ReplicatedLinear(device, dtype, size, size, bias=True)
+
+    def forward(self, query: Tensor, x: Tensor) -> Tensor:
+        """[B, 1, size] and [B, L, size] -> [B, 1, size]."""
+        weights, biases = self.in_proj_weight.tensor.chunk(3), self.in_proj_bias.tensor.chunk(3)
+        parts = (
+            linear(part, weight, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part, weight, bias in zip((query, x, x), weights, biases, strict=True)
+        )
+        return self.out_proj.forward(scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+
+
+class ProbeHead(Layer):
+    """From the vectors of an image's patches to one."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, tower: ClipTower) -> None:
+        self.probe = replicated_weight(device, dtype, 1, 1, tower.hidden_size)
+        self.attention = ProbeAttention(device, dtype, tower)
+        self.layernorm = LayerNorm(device, dtype, tower.hidden_size, tower.eps)
+        self.mlp = PlainMlp(device, dtype, tower.hidden_size, tower.intermediate_size, tower.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, L, size] -> [B, 1, size]."""
+        x = self.attention.forward(self.probe.tensor.expand(len(x), -1, -1), x)
+        return x + self.mlp.forward(self.layernorm.forward(x))
+
+
+class DualImageEncoder(Layer):
+    """See MediaEncoder. An image has one row."""
+
+    renames: Renames = ()  # models/dual_encoder.py names the tensors
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: DualImages) -> None:
+        tower, size = config.tower, config.tower.hidden_size
+        self.torch_device, self.dtype = device.torch_device, dtype
+        self.output_size, self.image_size = config.output_size, tower.image_size
+        self.embeddings = (SiglipEmbeddings if config.is_siglip else ClipEmbeddings)(device, dtype, tower)
+        self.pre_layrnorm: LayerNorm | None = None
+        self.head: ProbeHead | None = None
+        self.visual_projection: ReplicatedLinear | None = None
+        if config.is_siglip:
+            self.head = ProbeHead(device, dtype, tower)
+        else:
+            self.pre_layrnorm = LayerNorm(device, dtype, size, tower.eps)
+            self.visual_projection = ReplicatedLinear(device, dtype, size, config.output_size, bias=False)
+        self.layers = [ClipLayer(device, dtype, tower) for _ in range(tower.num_layers)]
+        self.post_layernorm = LayerNorm(device, dtype, size, tower.eps)
+
+    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+        """Of each image, float32 [3, image_size, image_size], its vector [1, output size]."""
+        shape = len(media), 3, self.image_size, self.image_size
+        pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
+        x = self.embeddings.forward(pixels.view(shape).to(self.dtype))
+        x = x if self.pre_layrnorm is None else self.pre_layrnorm.forward(x)
+        for layer in self.layers:
+            x = layer.forward(x)
+        if self.head is not None:
+            return list(self.head.forward(self.post_layernorm.forward(x)))
+        assert self.visual_projection is not None, "CLIP projects"
+        return list(self.visual_projection.forward(self.post_layernorm.forward(x[:, :1])))

@@ -1,0 +1,22 @@
+"""Feed-forwards of encoders."""
+
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Device
+from runtime.layers.parallel.replicated import ReplicatedLinear
+from runtime.layers.weight import Layer
+from runtime.models.vision.activations import activate
+
+
+class PlainMlp(Layer):
+    """Two linear layers with an activation between them."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, size: int, inner: int, activation: str) -> None:
+        self.activation = activation
+        self.fc1 = ReplicatedLinear(device, dtype, size, inner, bias=True)
+        self.fc2 = ReplicatedLinear(device, dtype, inner, size, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, L, size] -> [B, L, size]."""
+        return self.fc2.forward(activate(self.activation, self.fc1.forward(x)))

@@ -1,0 +1,150 @@
+"""Tiny random checkpoints of Pixtral, Mistral Small 3.1 and InternVL 3, and what transformers generates of
+them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers import (
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PreTrainedModel,
+)
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+from tests.models.make import SIZES, randomize, write_tokenizer
+from tests.models.make_media import PLACEHOLDER, name_placeholder
+
+FIRST_MARK, SECOND_MARK = 253, 252  # tokens that stand among those of an image
+PATCH = 4
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "patch_size": PATCH,
+    "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0},
+}
+ROW_PREPARATION: dict[str, Any] = {"size": {"longest_edge": 40}}
+TILE = 16
+INTERN = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": [TILE, TILE],
+    "patch_size": [PATCH, PATCH],
+}
+TILE_ROWS = (TILE // PATCH // 2) ** 2  # of a tile's encoding
+TILE_PREPARATION: dict[str, Any] = {"size": {"height": TILE, "width": TILE}, "max_patches": 5}
+
+
+class Family(Protocol):
+    """A family of models: its checkpoint, and what transformers' processor makes of images."""
+
+    def make(self, folder: Path) -> PreTrainedModel:
+        """Writes a model. -> transformers' model of it"""
+        ...
+
+    def prepare(self, images: Sequence[np.ndarray]) -> tuple[dict[str, Any], list[list[int]]]:
+        """The model's arguments for images, and of each image the tokens in place of its placeholder."""
+        ...
+
+
+def write(model: PreTrainedModel, folder: Path, preparation: dict[str, Any], marks: tuple[str, str]) -> None:
+    """Writes the files of a model whose tokens `marks` stand among those of an image."""
+    randomize(model).save_pretrained(folder)
+    write_tokenizer(folder)
+    for mark, id in zip(marks, (FIRST_MARK, SECOND_MARK), strict=True):
+        name_placeholder(folder, mark, "", id)
+    (folder / "preprocessor_config.json").write_text(json.dumps(preparation))
+
+
+class Rows:
+    """Pixtral, or with `merge` 2 Mistral Small 3.1."""
+
+    def __init__(self, merge: int) -> None:
+        self.unit = merge * PATCH
+        self.is_mistral3 = merge > 1
+
+    def make(self, folder: Path) -> PreTrainedModel:
+        """See Family."""
+        torch.manual_seed(0)
+        model: PreTrainedModel
+        if self.is_mistral3:
+            text = SIZES | {"model_type": "mistral", "sliding_window": None}
+            model = Mistral3ForConditionalGeneration(
+                Mistral3Config(vision_config=PIXTRAL, text_config=text, image_token_index=PLACEHOLDER)
+            )
+        else:
+            text = SIZES | {"model_type": "mistral", "sliding_window": None}
+            own = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+            model = LlavaForConditionalGeneration(
+                LlavaConfig(vision_config=PIXTRAL, text_config=text, image_token_id=PLACEHOLDER, **own)
+            )
+        write(model.eval(), folder, ROW_PREPARATION, ("[IMG_BREAK]", "[IMG_END]"))
+        return model
+
+    def prepare(self, images: Sequence[np.ndarray]) -> tuple[dict[str, Any], list[list[int]]]:
+        """See Family."""
+        side = {"height": self.unit, "width": self.unit}
+        found = PixtralImageProcessorPil(**ROW_PREPARATION, patch_size=side)(
+            list(images), return_tensors="pt"
+        )
+        rows = [
+            ([*[PLACEHOLDER] * (width // self.unit), FIRST_MARK] * (height // self.unit))[:-1] + [SECOND_MARK]
+            for height, width in found["image_sizes"].tolist()
+        ]
+        return {name: found[name] for name in ("pixel_values", "image_sizes")}, rows
+
+
+class Tiles:
+    """InternVL 3; `own` are fields of vision_config."""
+
+    def __init__(self, **own: Any) -> None:
+        self.own = own
+
+    def make(self, folder: Path) -> PreTrainedModel:
+        """See Family."""
+        torch.manual_seed(0)
+        text = SIZES | {"model_type": "qwen2"}
+        config = InternVLConfig(vision_config=INTERN | self.own, text_config=text, image_token_id=PLACEHOLDER)
+        model = InternVLForConditionalGeneration(config)
+        write(model.eval(), folder, TILE_PREPARATION, ("<img>", "</img>"))
+        return model
+
+    def prepare(self, images: Sequence[np.ndarray]) -> tuple[dict[str, Any], list[list[int]]]:
+        """See Family."""
+        found = GotOcr2ImageProcessorPil(**TILE_PREPARATION, crop_to_patches=True)(
+            list(images), return_tensors="pt"
+        )
+        tokens = [
+            [FIRST_MARK, *[PLACEHOLDER] * TILE_ROWS * count, SECOND_MARK]
+            for count in found["num_patches"].tolist()
+        ]
+        return {"pixel_values": found["pixel_values"]}, tokens
+
+
+def greedy_images(
+    family: Family, model: PreTrainedModel, prompt: Sequence[int], images: Sequence[np.ndarray], count: int
+) -> tuple[list[int], int]:
+    """What transformers generates of a prompt with one placeholder an image, with its own processor, and the
+    prompt's number of tokens."""
+    given, expanded = family.prepare(images) if images else ({}, [])
+    places = iter(expanded)
+    tokens = [i for token in prompt for i in (next(places) if token == PLACEHOLDER else [token])]
+    start = len(tokens)
+    with torch.inference_mode():
+        for _ in range(count):
+            logits = model(input_ids=torch.tensor([tokens]), use_cache=False, **given).logits
+            tokens.append(int(logits[0, -1].argmax()))
+    return tokens[start:], start

@@ -1,0 +1,89 @@
+"""Reading in the memory of another server: pieces of every layout, and what it may lie about."""
+
+import os
+from itertools import product
+
+import pytest
+
+from runtime.devices.host_memory import HostPages
+from runtime.errors import LinkError
+from runtime.messages.transfer import Memory, PageLayout, RankMemory
+from runtime.transfer.layout import RankPages
+from runtime.transfer.reading import FileReading, Piece, Places
+
+PARTS = (24, 8, 40, 8)
+LAYOUTS = ["layer_first", "page_first", "page_first_kv_split"]
+
+
+def memory(layout: str, num_ranks: int = 2) -> tuple[RankPages, list[int]]:
+    """Three pages and two states of random bytes on each rank. -> and the descriptors"""
+    fds, ranks, states = list[int](), list[HostPages](), list[HostPages]()
+    for parts, pages, num_pages in ((PARTS, ranks, 3), ((16,), states, 2)):
+        for _ in range(num_ranks):
+            fds.append(os.memfd_create("pages"))
+            os.write(fds[-1], os.urandom(num_pages * sum(parts)))
+            pages.append(HostPages(fds[-1], num_pages, parts, layout))
+    own = RankPages(ranks, states, 8, 1, num_heads=num_ranks, fds=fds[:num_ranks], state_fds=fds[num_ranks:])
+    return own, own.fds
+
+
+@pytest.mark.parametrize(("theirs", "own"), list(product(LAYOUTS, LAYOUTS)))
+def test_pages_of_every_layout(theirs: str, own: str) -> None:
+    (source, fds), (target, _) = memory(theirs), memory(own)
+    places, reading = Places(source.memory(b""), source.layout), FileReading(fds)
+    reading.read(list(places.page(2, target.page(1).views)))
+    reading.read(list(places.state(1, target.state(0).views)))
+    reading.close()
+    assert [bytes(part) for part in target.page(1).parts] == [bytes(part) for part in source.page(2).parts]
+    assert [bytes(part) for part in target.state(0).parts] == [bytes(part) for part in source.state(1).parts]
+
+
+def test_ranks_with_the_same_heads_are_read_once() -> None:
+    fds = [os.memfd_create("pages") for _ in range(4)]
+    for fd in fds:
+        os.write(fd, bytes(80))
+    ranks = [HostPages(fd, 1, PARTS, "page_first") for fd in fds]
+    own = RankPages(ranks, [], 8, 1, num_heads=2, fds=fds)
+    assert own.fds == fds[::2] and len(own.memory(b"").ranks) == 2 and len(own.memories) == 4
+    for fd in fds:
+        os.close(fd)
+
+
+def test_memory_that_ends_early_is_an_error() -> None:
+    (source, fds), (target, _) = memory("page_first"), memory("page_first")
+    places, reading = Places(source.memory(b""), source.layout), FileReading(fds)
+    os.ftruncate(fds[1], 100)
+    with pytest.raises(LinkError, match="ends before"):
+        reading.read(list(places.page(2, target.page(1).views)))
+    reading.close()
+    with pytest.raises(IndexError):  # nothing is open any more
+        reading.read([Piece(0, 0, memoryview(bytearray(1)))])
+
+
+@pytest.mark.parametrize("place", [-1, 3, 2**40])
+def test_a_place_beyond_the_memory_is_an_error(place: int) -> None:
+    (source, _), (target, _) = memory("page_first"), memory("page_first")
+    places = Places(source.memory(b""), source.layout)
+    with pytest.raises(LinkError, match="none of its memory"):
+        list(places.page(place, target.page(1).views))
+
+
+LAYOUT = PageLayout(8, 1, (PARTS,), (16,))
+RANK, STATE = RankMemory(3, PARTS, "page_first"), RankMemory(2, (16,), "page_first")
+
+
+@pytest.mark.parametrize(
+    ("lie", "message"),
+    [
+        (Memory(b"", (RANK, RANK), (STATE,)), "of its pages"),
+        (Memory(b"", (RankMemory(3, (24, 8, 40), "page_first"),), (STATE,)), "of its pages"),
+        (Memory(b"", (RANK,), ()), "of its states"),
+        (Memory(b"", (RANK,), (RankMemory(2, (1 << 40,), "page_first"),)), "of its states"),
+        (Memory(b"", (RankMemory(0, PARTS, "page_first"),), (STATE,)), "no layout"),
+        (Memory(b"", (RankMemory(3, PARTS, "sideways"),), (STATE,)), "no layout"),
+    ],
+)
+def test_what_contradicts_itself_is_an_error(lie: Memory, message: str) -> None:
+    Places(Memory(b"", (RANK,), (STATE,)), LAYOUT)
+    with pytest.raises(LinkError, match=message):
+        Places(lie, LAYOUT)
