@@ -1,4 +1,5 @@
-"""What a plan says of weights: how files are read, what host memory has of them, where packed ones are kept."""
+"""What a plan says of weights: how files are read, what host memory has of them, and where packed ones are
+kept."""
 
 from pathlib import Path
 
