@@ -20,18 +20,15 @@ from runtime.host_settings import host_config, reserved_tokens
 from runtime.json_value import Fields
 from runtime.messages.constraint import GrammarSetup
 from runtime.messages.lora import AdapterSetup
-from runtime.messages.memory import WeightOffload
-from runtime.messages.ranks import KeepWeights, Reading, StartRank, StepOverlap
+from runtime.messages.ranks import StartRank, StepOverlap
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
-from runtime.models.config.cache_scales import read_cache_scales
 from runtime.models.config.media_config import sees_whole_images
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.models.config.whisper_config import WhisperEncoder
 from runtime.nodes.addresses import node_environment
 from runtime.options.captures import compiled, graph_sizes, piecewise_sizes
 from runtime.options.facts import device_facts
-from runtime.options.groups.model import THREAD_SETTINGS
 from runtime.options.groups.precision import requested_quantization
 from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
@@ -51,6 +48,7 @@ from runtime.text.open_media import open_processor
 from runtime.text.open_templates import chat_templates
 from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import IdsOnly, Vocabulary
+from runtime.weight_settings import cache_scales, keep_weights, reading, weight_offload
 
 
 def start_rank(
@@ -118,14 +116,6 @@ def start_rank(
     )
 
 
-def weight_offload(plan: Plan) -> WeightOffload:
-    """Weights of which host memory has a part or a backup."""
-    weights = plan.weights
-    return WeightOffload(
-        plan.memory.offload, weights.enable_weights_cpu_backup, weights.enable_draft_weights_cpu_backup
-    )
-
-
 def step_overlap(plan: Plan) -> StepOverlap:
     """What ranks compute while they exchange something."""
     kernels = plan.kernels
@@ -134,27 +124,6 @@ def step_overlap(plan: Plan) -> StepOverlap:
         kernels.tbo_token_distribution_threshold,
         kernels.enable_single_batch_overlap,
     )
-
-
-def reading(plan: Plan) -> Reading:
-    """How files of weights are read."""
-    given = plan.model.model_loader_extra_config
-    counts = [count for name in THREAD_SETTINGS if isinstance(count := given.get(name), int)]
-    uses_mmap = not plan.weights.weight_loader_disable_mmap
-    return Reading(counts[0], uses_mmap) if counts else Reading(uses_mmap=uses_mmap)
-
-
-def cache_scales(plan: Plan, model: ModelConfig) -> tuple[tuple[float, ...], ...]:
-    """The scales of --quantization-param-path, by rank that shares the attention heads, and by layer. Raises
-    ModelError."""
-    path, ranks = plan.precision.quantization_param_path, plan.parallel.attention_layout.num_head_ranks
-    return () if path is None else read_cache_scales(path, ranks, model.num_layers)
-
-
-def keep_weights(plan: Plan) -> KeepWeights:
-    """Where packed weights are kept; nowhere without room for any."""
-    folder, max_bytes = plan.weights.packed_weights_dir, plan.weights.packed_weights_cache_bytes
-    return KeepWeights(str(Path(folder).expanduser()), max_bytes) if max_bytes else KeepWeights()
 
 
 def buckets(plan: Plan) -> Buckets:

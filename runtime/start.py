@@ -33,12 +33,13 @@ from runtime.options.plan import Plan
 from runtime.regular_file import check_writable
 from runtime.scheduling.expert_location import places_at_start
 from runtime.service import ModelCard
-from runtime.settings import TextSetup, cache_scales, model_card, model_config, open_text
+from runtime.settings import TextSetup, model_card, model_config, open_text
 from runtime.storage.settings import backend_settings
 from runtime.text.open_media import open_transcription
 from runtime.transfer.engines import check_backend
 from runtime.transfer.key import read_key
 from runtime.transfer.open_encoders import check_encoders
+from runtime.weight_settings import cache_scales
 
 # classes of models whose layers join the tokens of attention groups
 GROUPED = (LLAMA, "runtime.models.deepseek:DeepSeek", "runtime.models.deepseek_sparse:SparseDeepSeek")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Device, ForwardBatch, Graph, Graphs
+from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.step_graphs import Graph, Graphs
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.sampling.sampler import clean
 from runtime.models.base import CompiledLayer, GenerativeModel

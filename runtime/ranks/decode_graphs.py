@@ -40,9 +40,10 @@ from msgspec import structs
 from torch import Tensor
 
 from runtime import log
-from runtime.devices.base import Device, Graph
+from runtime.devices.base import Device
 from runtime.devices.facts import ANY_K
 from runtime.devices.rendezvous import Stranded
+from runtime.devices.step_graphs import Graph
 from runtime.messages.ranks import Capture, Captured
 from runtime.messages.steps import StepPlan
 from runtime.ranks.captured_forward import CapturedForward

@@ -379,11 +379,8 @@ class ModelRunner:
         assert self.copies is not None, "page copies, but no host tier"
         if len(page_copies.save_pages):
             self.copies.save(page_copies.save_pages, page_copies.save_hosts)
-        return (
-            self.copies.load(page_copies.load_hosts, page_copies.load_pages)
-            if len(page_copies.load_pages)
-            else None
-        )
+        has_loads = len(page_copies.load_pages) > 0
+        return self.copies.load(page_copies.load_hosts, page_copies.load_pages) if has_loads else None
 
     def finish_page_copies(self, plan: StepPlan, begin: float) -> Pending:
         """The end of a plan without rows, which no forward has ordered among the ranks: the result says that

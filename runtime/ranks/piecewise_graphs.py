@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from runtime.devices.attention_rows import AttentionRows
-from runtime.devices.base import Device, ForwardBatch, Graph, Graphs
+from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.step_graphs import Graph, Graphs
 from runtime.messages.ranks import Capture, Captured
 from runtime.models.base import CompiledLayer, Pieces, PiecewiseModel, TokenMixer
 from runtime.ranks.decode_graphs import attempt

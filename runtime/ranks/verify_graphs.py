@@ -27,7 +27,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from runtime.devices.base import Graph
+from runtime.devices.step_graphs import Graph
 from runtime.messages.ranks import Capture, Captured
 from runtime.messages.speculation import Speculation
 from runtime.messages.steps import OWN_DRAFT, Samples, StepPlan

@@ -59,7 +59,7 @@ def qwen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         ("dense", {"pipeline_parallel_size": 2, "chunked_prefill_size": 12}),
         ("dense", {"page_size": 1, "speculative_algorithm": "NGRAM"}),
         ("moe", {"chunked_prefill_size": 12}),
-        ("moe", {"tensor_parallel_size": 2}),
+        ("moe", {"tensor_parallel_size": 2, "moe_a2a_backend": "deepep"}),
     ],
     indirect=["qwen"],
     ids=str,

@@ -20,7 +20,10 @@ from runtime.transfer.wire import Bytes, connect
 from tests.e2e.disaggregated import KEY, key_options
 from tests.e2e.image_engine import COUNT, OPTIONS, Images
 from tests.models.make import make_checkpoint
+from tests.models.make_gemma_vision import greedy_gemma_vision, make_gemma_vision
 from tests.models.make_media import PLACEHOLDER, greedy, greedy_qwen_vl, make_llava, make_qwen_vl, picture
+from tests.models.make_onevision import greedy_onevision, make_onevision
+from tests.models.make_qwen3_vl import greedy_qwen3_vl, make_qwen3_vl
 
 pytestmark = pytest.mark.anyio
 
@@ -80,6 +83,21 @@ async def test_images_of_any_size(options: dict[str, Any], tmp_path: Path) -> No
     async with encoder(options) as (_, url), language(options, url, pipeline_parallel_size=2) as images:
         assert (await images.ask(PROMPT, IMAGES)).token_ids == expected
         assert await images.ask_each([(PROMPT, IMAGES)] * 4) == [expected] * 4
+
+
+@pytest.mark.parametrize("family", ["gemma3", "onevision", "qwen3_vl"])
+async def test_families(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Rows that are wider than embeddings, tokens that see each other, and tiles."""
+    folder = tmp_path / family
+    if family == "gemma3":
+        expected, _ = greedy_gemma_vision(folder, make_gemma_vision(folder), PROMPT, IMAGES, COUNT)
+    elif family == "onevision":
+        expected, _ = greedy_onevision(make_onevision(folder), PROMPT, IMAGES, COUNT)
+    else:
+        expected, _ = greedy_qwen3_vl(folder, make_qwen3_vl(folder), PROMPT, IMAGES, COUNT)
+    options["model_path"] = str(folder)
+    async with encoder(options) as (_, url), language(options, url, chunked_prefill_size=20) as images:
+        assert (await images.ask(PROMPT, IMAGES)).token_ids == expected
 
 
 async def test_servers_that_fail_are_passed_over(

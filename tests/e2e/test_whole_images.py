@@ -87,3 +87,19 @@ async def test_chunks_have_room_for_an_image(gemma: tuple[Path, Expected]) -> No
     async with runtime.Engine(model_path=str(gemma[0]), **options, enable_multimodal=False) as engine:
         answer = await engine.generate(PROMPTS["text alone"][0], temperature=0, max_new_tokens=COUNT)
         assert answer.token_ids == gemma[1]["text alone"][0]
+
+
+@pytest.mark.anyio
+async def test_preempted_sequences_compute_whole_images_again(gemma: tuple[Path, Expected]) -> None:
+    """Long answers of which not all fit, in steps that an image hardly fits in."""
+    folder, _ = gemma
+    prompts, count = list(PROMPTS.values()), 60
+    options = OPTIONS | {"chunked_prefill_size": ROWS}
+    async with runtime.Engine(model_path=str(folder), **options) as engine:
+        undisturbed = Images(engine)
+        expected = [(await undisturbed.ask(*one, max_new_tokens=count)).token_ids for one in prompts]
+    options |= {"max_total_tokens": 200, "schedule_conservativeness": 0.1}
+    async with runtime.Engine(model_path=str(folder), **options) as engine:
+        images = Images(engine)
+        assert await images.ask_each(prompts, max_new_tokens=count) == expected
+        assert images.scheduler.totals.preemptions > 0

@@ -194,14 +194,14 @@ def test_any_mapping_gives_options_or_sentences(tree: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["--moe-dp-size 1", "--encoder-transfer-backend zmq_to_scheduler", "--moe-dp-size=1"]
+    "words", ["--encoder-transfer-backend zmq_to_scheduler", "--otlp-traces-endpoint=localhost:4317"]
 )
 def test_options_that_are_not_here_may_ask_for_nothing(words: str) -> None:
     parsed = from_argv(words.split())
     assert parsed.notices and all("it is what happens anyway" in notice for notice in parsed.notices)
 
 
-@pytest.mark.parametrize("words", ["--moe-dp-size 2", "--encoder-only", "--moe-dp-size x"])
+@pytest.mark.parametrize("words", ["--dllm-algorithm x", "--encoder-only", "--encoder-transfer-backend x"])
 def test_and_are_refused_otherwise(words: str) -> None:
     with pytest.raises(OptionsError, match="planned and not here yet"):
         from_argv(words.split())

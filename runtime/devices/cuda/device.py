@@ -86,13 +86,8 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch.set_num_threads(start.num_threads)
     ranks, links = open_ranks(start, rank, torch_device, options)
     gpu = gpu_of(torch_device)
-    attention_backend = open_hybrid_backend(
-        options.prefill_attention_backend,
-        options.decode_attention_backend,
-        dtype,
-        gpu,
-        torch.cuda.get_device_capability(),
-    )
+    backends = options.prefill_attention_backend, options.decode_attention_backend
+    attention_backend = open_hybrid_backend(*backends, dtype, gpu, torch.cuda.get_device_capability())
     graphs = (
         CudaGraphs(torch_device, allows_gc=options.cudagraph_gc, attention_backend=attention_backend)
         if start.graph_sizes or start.piecewise_sizes

@@ -343,13 +343,12 @@ def _resolve(
     mla: MlaConfig | None,
 ) -> ModelConfig:
     check_sizes(family, hf)
-    num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
-    if hf.num_attention_heads % num_kv_heads:
-        raise ModelError(
-            f"config.json: num_attention_heads {hf.num_attention_heads} is not a multiple of "
-            f"num_key_value_heads {num_kv_heads}"
-        )
-    head_dim = hf.head_dim or family.head_dim or hf.hidden_size // hf.num_attention_heads
+    heads = hf.num_attention_heads
+    num_kv_heads = hf.num_key_value_heads or heads
+    if heads % num_kv_heads:
+        what = f"num_attention_heads {heads} is not a multiple of num_key_value_heads {num_kv_heads}"
+        raise ModelError(f"config.json: {what}")
+    head_dim = hf.head_dim or family.head_dim or hf.hidden_size // heads
     if head_dim % 2:
         raise ModelError(f"config.json: head_dim {head_dim} is odd; rotary positions need an even one")
     given = {key: getattr(generation, key) for key in SAMPLING_KEYS}
@@ -359,7 +358,7 @@ def _resolve(
         hidden_size=hf.hidden_size,
         intermediate_size=(moe.dense_size if moe is not None else None) or hf.intermediate_size,
         num_layers=hf.num_hidden_layers,
-        num_heads=hf.num_attention_heads,
+        num_heads=heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=hf.rms_norm_eps,

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.base import ForwardBatch, Graph
+from runtime.devices.base import ForwardBatch
 from runtime.devices.decoder_spec import Forwarded
+from runtime.devices.step_graphs import Graph
 from runtime.ranks.captured_forward import CapturedForward, locations
 from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.drafting.network import Computed

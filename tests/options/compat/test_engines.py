@@ -38,7 +38,7 @@ LINES: list[tuple[str, str, str]] = [
     (SGLANG + "--page-size 0 --mem-fraction-static 9", "--model-path /m", "--page-size 0 is left out"),
     (SGLANG + "--api-key ''", "--model-path /m", "--api-key is left out, for serve says: --api-key is empty"),
     (SGLANG + "--ssl-keyfile-password x", "--model-path /m", "--ssl-keyfile-password is left out"),
-    (SGLANG + "--moe-dp-size 1", "--model-path /m", "it is what happens anyway"),
+    (SGLANG + "--otlp-traces-endpoint localhost:4317", "--model-path /m", "it is what happens anyway"),
     (
         SGLANG + "--tp 2 --attn-cp-size 2",
         "--model-path /m --tensor-parallel-size 2 --attention-context-parallel-size 2",
