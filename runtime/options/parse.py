@@ -199,6 +199,8 @@ def _expand(setting: Setting, notices: list[str]) -> Setting | None:
         return setting
     own = by_flag()[row.means]
     value = row.values.get(str(setting.value).lower(), setting.value)
+    if own.takes == "many" and isinstance(value, str):
+        value = value.split(",")
     if value == own.default:
         notices.append(f"{setting.alias} {setting.value} asks for what is the default here")
         return None

@@ -24,7 +24,6 @@ REFUSED = {
 OTHERS = {"--disable-chunked-prefix-cache": "prefixes are expanded in parts of the heads, not of the tokens"}
 # what no device has yet, by how the flags begin
 DEBUGGING = "tools for debugging are planned"
-HALVES = "servers of one half are planned"
 MEDIA = "encoders have no such choice yet"
 PLANNED = {
     "--tokenizer-metrics-": "labels of requests are planned",
@@ -34,17 +33,13 @@ PLANNED = {
     "--debug-tensor-dump-": DEBUGGING,
     "--forward-hooks": DEBUGGING,
     "--enable-return-routed-experts": DEBUGGING,
-    "--encoder-": HALVES,
-    "--language-only": HALVES,
     "--mm-": MEDIA,
     "--disable-fast-image-processor": MEDIA,
     "--keep-mm-feature-on-device": MEDIA,
     "--enable-broadcast-mm-inputs-process": MEDIA,
-    "--enable-prefix-mm-cache": MEDIA,
 }
 # choices of the reference that are refused
 CHOICES = {
-    ("--disaggregation-transfer-backend", "ascend"): "memfabric is no package of a registry",
     ("--moe-a2a-backend", "ascend_fuseep"): "dispatch and combine are two operators here",
 }
 

@@ -194,17 +194,22 @@ def test_any_mapping_gives_options_or_sentences(tree: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["--encoder-transfer-backend zmq_to_scheduler", "--otlp-traces-endpoint=localhost:4317"]
+    "words", ["--sm-group-num 8", "--otlp-traces-endpoint=localhost:4317"]
 )
 def test_options_that_are_not_here_may_ask_for_nothing(words: str) -> None:
     parsed = from_argv(words.split())
     assert parsed.notices and all("it is what happens anyway" in notice for notice in parsed.notices)
 
 
-@pytest.mark.parametrize("words", ["--dllm-algorithm x", "--encoder-only", "--encoder-transfer-backend x"])
+@pytest.mark.parametrize("words", ["--dllm-algorithm x", "--enable-pdmux", "--enable-trace"])
 def test_and_are_refused_otherwise(words: str) -> None:
     with pytest.raises(OptionsError, match="planned and not here yet"):
         from_argv(words.split())
+
+
+def test_a_list_of_another_engine_is_one_word() -> None:
+    parsed = from_argv(["--language-only", "--remote-vit-server-ip", "10.0.0.1:8997,10.0.0.2:8997"])
+    assert parsed.options.disaggregation.encoder_urls == ("10.0.0.1:8997", "10.0.0.2:8997")
 
 
 def test_flags_of_vllm_are_named_in_our_words() -> None:
