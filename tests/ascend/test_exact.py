@@ -34,6 +34,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek 2": ("deepseek_v2", LATENT),
     "deepseek 3": ("deepseek_v3", LATENT),
     "deepseek 3.2": ("deepseek_v32", LATENT | {"index_head_dim": 32}),
+    "glm 5": ("glm_moe_dsa", LATENT | {"index_head_dim": 32}),
     "deepseek 3, groups of 4": ("deepseek_v3", LATENT | {"n_group": 2, "topk_group": 1, "kv_lora_rank": 64}),
 }
 RANDOM = np.random.default_rng(3)

@@ -69,6 +69,7 @@ QWEN3_MOE = {  # 235B
     "norm_topk_prob": True,
 }
 ONE_LAYER = {"first_k_dense_replace": 0, "num_hidden_layers": 1}
+INT8 = ("--quantization", "w8a8_int8")
 INDEXER = {
     "architectures": ["DeepseekV32ForCausalLM"],
     "model_type": "deepseek_v32",
@@ -122,14 +123,20 @@ def test_a_model_that_would_not_fit(tmp_path: Path) -> None:
         (QWEN3_32B, ("--tp-size", "16"), 15),
         (QWEN3_32B | QWEN3_MOE, ("--tp-size", "16", "--ep-size", "16"), 22),
         (DEEPSEEK_V3 | ONE_LAYER, ("--tp-size", "16", "--ep-size", "16"), 28),
+        (DEEPSEEK_V3 | ONE_LAYER, (*INT8, "--tp-size", "16", "--ep-size", "16"), 33),
         (DEEPSEEK_V3 | ONE_LAYER | INDEXER, ("--tp-size", "16", "--ep-size", "16"), 39),
     ],
-    ids=["dense", "experts", "latents and experts", "sparse latents and experts"],
+    ids=["dense", "experts", "latents and experts", "W8A8", "sparse latents and experts"],
 )
 def test_launches_of_a_layer(
-    config: dict[str, Any], options: tuple[str, ...], launches: int, tmp_path: Path
+    config: dict[str, Any],
+    options: tuple[str, ...],
+    launches: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Collectives included, in a decode step."""
+    """Collectives included, in a decode step, within the documented limits."""
+    monkeypatch.setenv("SIM_NPU_STRICT", "1")
     text = shown(tmp_path, config, *options)
     layer = text[text.index(" layers: ") : text.index("\n\n# behind the layers")].splitlines()[1:]
     count = times = 0

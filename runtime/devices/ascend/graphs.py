@@ -45,12 +45,11 @@ class CapturedGraph:
 class AscendGraphs:
     """Graphs (devices/base.py) of one NPU."""
 
-    reads_lengths = True
-
     def __init__(self, triangle: Tensor, *, is_sparse: bool = False) -> None:
         """`triangle`: the mask of attention.triangle. `is_sparse`: as of AscendOps."""
         self.triangle = triangle
         self.is_sparse = is_sparse
+        self.reads_lengths = not is_sparse  # that attention has them on the device
         # the graph whose memory pool all others share; a pool is freed with the last of its graphs
         self.first: torch.npu.NPUGraph | None = None
         self.stream = torch.npu.Stream()

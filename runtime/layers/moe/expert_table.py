@@ -43,13 +43,13 @@ class ExpertTable:
         self.preferred.copy_(torch.tensor(preferred))
 
     def places(self, ids: Tensor) -> Tensor:
-        """Expert ids int64 [T, k] -> the places that compute them, of the same shape. Ids below 0 stay.
+        """Expert ids, integers [T, k] -> the places that compute them, of the same shape. Ids below 0 stay.
 
         The tokens of an expert go to its places in turn; with `static` a rank that has tokens of its own
         sends them to one, its own where it has it. `fake` spreads tokens over all places, whatever their
         experts are.
         """
-        known, rows = ids.clamp(min=0), torch.arange(len(ids), device=ids.device).unsqueeze(1)
+        known, rows = ids.clamp(min=0).long(), torch.arange(len(ids), device=ids.device).unsqueeze(1)
         if self.dispatch == "fake":
             choices = torch.arange(ids.shape[1], device=ids.device)
             found = (rows * ids.shape[1] + choices) % self.local.full

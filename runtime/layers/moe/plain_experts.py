@@ -151,6 +151,7 @@ class PlainExperts(Layer):
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] -> [T, hidden], as SparseFeedForward.forward without expert all-to-all."""
         ids, weights = self.gate.forward(x)
+        ids = ids.long()
         given = x if self.fc1_latent_proj is None else self.fc1_latent_proj.forward(x)
         if ids.numel() <= self.num_experts:
             out = self._gathered(given, ids, weights)

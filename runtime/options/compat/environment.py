@@ -91,7 +91,7 @@ ENVIRONMENT: tuple[EnvironmentSetting, ...] = (
     _rank("HCCL_OP_EXPANSION_MODE", "where collectives are scheduled", "AIV"),
     _option(
         "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK",
-        "derived from --hccl-buffer-mb, the model and the generation of the NPU",
+        "derived from --npu-exchange-buffer-mb, the model and the generation of the NPU",
         "most tokens that a rank sends to experts at once",
     ),
     _option(

@@ -42,7 +42,7 @@ def test_a_note_says_what_became_of_each(name: str, value: str) -> None:
             "",
             [
                 "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK is left out; its counterpart here: derived "
-                "from --hccl-buffer-mb, the model and the generation of the NPU",
+                "from --npu-exchange-buffer-mb, the model and the generation of the NPU",
                 "SGLANG_FOO is left out: the runtime takes no settings from the environment",
             ],
         ),
