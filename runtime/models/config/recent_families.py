@@ -5,6 +5,7 @@ from typing import Annotated as A
 
 from msgspec import Meta
 
+from runtime.errors import ModelError
 from runtime.json_value import Fields
 from runtime.models.config import moe_families as experts
 from runtime.models.config import sizes
@@ -24,8 +25,10 @@ class HfAfmoe(HfLayers, frozen=True, kw_only=True):
 
 def afmoe(raw: Fields) -> Fields:
     """Layers that see everything have no positions, each number of a head's attention output has a gate, and
-    embeddings may be scaled."""
+    embeddings may be scaled. Raises ModelError."""
     hf = decoded(raw, HfAfmoe)
+    if hf.layer_types is None:
+        raise ModelError("config.json has no layer_types; name full_attention or sliding_attention by layer")
     scale = {"embed_scale": hf.hidden_size**0.5} if hf.mup_enabled else {}
     return rope_in_local_layers(raw) | scale | {"gate_dim": hf.head_dim}
 
@@ -38,7 +41,6 @@ RECENT = {
         keys=(
             ("num_dense_layers", "first_k_dense_replace"),
             ("route_scale", "routed_scaling_factor"),
-            ("global_attn_every_n_layers", "sliding_window_pattern"),
         ),
         defaults={"head_dim": 128, "rms_norm_eps": 1e-5},
         moe=experts.deepseek3_behind_one,
