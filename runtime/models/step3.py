@@ -1,18 +1,21 @@
 """Step 3.5 (StepFun, 2026): layers with a window have other numbers of query heads, each head's attention
-output has a gate, and some layers clamp the activations of their feed-forwards."""
+output has a gate, and some layers clamp the activations of their feed-forwards. AFMoE (Arcee, 2025) has a
+gate for each number of the output."""
 
 import torch
 from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.linear import Linear
+from runtime.layers.weight import scaled_shard
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.llama import Llama
 from runtime.models.self_attention import SelfAttention
 
 
 class HeadGatedAttention(SelfAttention):
-    """sigmoid(gate) * attention before the output projection, with one gate a head and token."""
+    """sigmoid(gate) * attention before the output projection, with a gate for each head, or for each of its
+    numbers."""
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
         own = config.of_layer(index)
@@ -22,16 +25,16 @@ class HeadGatedAttention(SelfAttention):
                 device,
                 dtype,
                 own.hidden_size,
-                {"": self.qkv_proj.query_heads},
+                {"": scaled_shard(self.qkv_proj.query_heads, config.gate_dim)},
                 shard="column",
                 ranks=device.head_ranks,
             )
-            if config.has_head_gates
+            if config.gate_dim
             else None
         )
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
-        """x [T, hidden] -> (queries [T, H, D],), and gates [T, H]; keys and values go to the cache."""
+        """x [T, hidden] -> (queries [T, H, D],), and gates [T, H * G]; keys and values go to the cache."""
         queries = super().project(x, cos, sin, batch)
         return queries if self.g_proj is None else (*queries, self.g_proj.forward(x))
 
@@ -41,8 +44,8 @@ class HeadGatedAttention(SelfAttention):
         attended = self.attention.forward(q, batch)
         if not gates:
             return attended
-        heads = attended.unflatten(1, (gates[0].shape[1], -1))
-        return (heads * gates[0].sigmoid().unsqueeze(2)).flatten(1)
+        heads = gates[0].sigmoid().unflatten(1, (q.shape[1], -1))
+        return (attended.unflatten(1, (q.shape[1], -1)) * heads).flatten(1)
 
 
 class Step3(Llama):

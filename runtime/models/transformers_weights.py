@@ -70,10 +70,11 @@ class CheckpointNames:
         """A tensor of all experts as the tensors that other checkpoints have in its place; any other as it
         is."""
         stack = self.stacks.get(self.key(source.name)[0])
-        if stack is None or not source.name.endswith(stack.target):
+        shape = source.reader.get_shape()
+        if stack is None or not source.name.endswith(stack.target) or len(shape) != 3:
             yield source
             return
-        experts, rows, _ = source.reader.get_shape()
+        experts, rows, _ = shape
         size = rows // len(stack.sources)
         path = source.name.removesuffix(stack.target)
         for expert in range(experts):

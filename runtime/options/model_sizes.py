@@ -148,7 +148,7 @@ def layer_count(
     own, heads = model.of_layer(layer), head_ranks or ranks
     return (
         attention_count(own, heads)
-        + query_heads(own, heads) * model.hidden_size * model.has_head_gates
+        + query_heads(own, heads) * model.hidden_size * model.gate_dim
         + norm_count(model)
         + feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks, mlp_ranks)
     )

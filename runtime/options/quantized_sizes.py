@@ -157,6 +157,8 @@ def _attention(model: ModelConfig, layer: int, ranks: int) -> Iterator[Weight]:
         gates = model.recurrent is not None and model.recurrent.gates_attention
         yield Weight(names, (q * (1 + gates), kv, kv)[: len(parts)], hidden, hidden)
         yield Weight((block + "o_proj",), (hidden,), q, model.num_heads * model.head_dim)
+        if model.gate_dim:
+            yield Weight((block + "g_proj",), (heads * model.gate_dim,), hidden, hidden)
         return
     heads = even_part(model.num_heads, ranks).size
     queries, values = heads * (latent.nope_dim + latent.rope_dim), heads * latent.value_dim

@@ -3,6 +3,7 @@
 from typing import Any
 
 from transformers import (
+    AfmoeConfig,
     ApertusConfig,
     GraniteMoeSWAConfig,
     GraniteSWAConfig,
@@ -25,6 +26,10 @@ GRANITE = LOCAL | {
     "logits_scaling": 2.0,
 }
 NEWER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "afmoe": (
+        AfmoeConfig,
+        LOCAL | EXPERTS | {"head_dim": 16, "num_shared_experts": 2, "route_scale": 1.5, "mup_enabled": True},
+    ),
     "apertus": (ApertusConfig, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
     "granite_swa": (GraniteSWAConfig, GRANITE),
     "granite_moe_swa": (

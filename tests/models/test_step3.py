@@ -37,7 +37,7 @@ def test_the_published_layout_gives_the_same_tokens(tmp_path: Path) -> None:
     in_published_layout(folder)
     config = read_config(folder)
     assert config.draft_layers == 1 and config.limits == (0.0, 0.25, 0.0, 0.3)
-    names = ("layer_ropes", "windows", "window_heads", "moe", "limits", "num_kv_heads", "has_head_gates")
+    names = ("layer_ropes", "windows", "window_heads", "moe", "limits", "num_kv_heads", "gate_dim")
     assert [getattr(config, name) for name in names] == [getattr(ours, name) for name in names]
     executor, ready = start(folder)
     assert in_company(Planner(executor, ready, 4), PROMPTS, NUM_TOKENS, chunk=7) == expected

@@ -24,7 +24,7 @@ def test_every_class_has_a_row() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "AfmoeForCausalLM",
+        "LagunaForCausalLM",
         "NanoChatForCausalLM",
         "BertLMHeadModel",
         "DogeForCausalLM",

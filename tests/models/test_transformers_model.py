@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
+from safetensors.torch import load_file, save_file
 
 from runtime.errors import ModelError
 from runtime.models.config.model_config import read_config
@@ -16,7 +17,7 @@ from runtime.ranks.open_executor import DEVICES
 from tests.devices import taped
 from tests.devices.drive import Planner, page_copies, sampling, start
 from tests.models.compare import Checkpoints, finish, in_company, open_checkpoints, random_prompts
-from tests.models.make import SIZES, VOCAB_SIZE, make_checkpoint, make_model, write_tokenizer
+from tests.models.make import EXPERTS, SIZES, VOCAB_SIZE, make_checkpoint, make_model, write_tokenizer
 
 MULTI_HEAD = {name: value for name, value in SIZES.items() if name != "num_key_value_heads"}
 OLD = {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
@@ -45,9 +46,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt narrow": ("OPTConfig", MULTI_HEAD | {"ffn_dim": 96, "word_embed_proj_dim": 32}),
     "persimmon": ("PersimmonConfig", MULTI_HEAD),
     "phi": ("PhiConfig", SIZES),
+    "qwen3_moe": ("Qwen3MoeConfig", SIZES | EXPERTS),
     "stablelm": ("StableLmConfig", SIZES | {"use_qkv_bias": True}),
 }
 NUM_TOKENS = 16
+STACKED = "model.layers.1.mlp.experts.gate_up_proj"
 
 
 def prompts() -> list[list[int]]:
@@ -72,6 +75,21 @@ def test_greedy_equals_transformers_in_company(case: str, checkpoints: Checkpoin
     executor, ready = start(folder, model_impl="transformers")
     planner = Planner(executor, ready, 4)
     assert in_company(planner, prompts(), NUM_TOKENS, chunk=7) == expected
+
+
+def test_experts_in_one_tensor_or_one_by_one(tmp_path: Path, checkpoints: Checkpoints) -> None:
+    """A checkpoint with one tensor of all experts of a layer has the tokens of one with a tensor for each."""
+    folder, reference, expected = checkpoints("qwen3_moe")
+    assert STACKED not in load_file(folder / "model.safetensors")
+    reference.model.save_pretrained(tmp_path, save_original_format=False)
+    stacked = load_file(tmp_path / "model.safetensors")
+    assert STACKED in stacked
+    executor, ready = start(tmp_path, model_impl="transformers")
+    assert in_company(Planner(executor, ready, 4), prompts(), NUM_TOKENS, chunk=7) == expected
+    stacked[STACKED] = stacked[STACKED][1:]
+    save_file(stacked, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks 2 weights .*experts\.gate_up_proj"):
+        start(tmp_path, model_impl="transformers")
 
 
 @pytest.mark.parametrize("case", ["gpt2", "gpt_oss"])

@@ -94,7 +94,7 @@ def main() -> int:
         parser.error("the table is of another version of transformers; run all classes")
     begin = time.monotonic()
     rows, problems = run(run_row, args.classes or list(known), args.processes)
-    kept = PAGE.read_rows() if args.classes else {}
+    kept = {name: row for name, row in PAGE.read_rows().items() if args.classes and name in known}
     kept |= {row.name: row for row in rows.values()}
     PAGE.write_rows([kept[name] for name in sorted(kept, key=str.lower)])
     seconds = time.monotonic() - begin

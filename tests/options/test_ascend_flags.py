@@ -39,9 +39,7 @@ PLANNED = {
     "--enable-broadcast-mm-inputs-process": MEDIA,
 }
 # choices of the reference that are refused
-CHOICES = {
-    ("--moe-a2a-backend", "ascend_fuseep"): "dispatch and combine are two operators here",
-}
+CHOICES = {("--moe-a2a-backend", "ascend_fuseep"): "dispatch and combine are two operators here"}
 
 
 @pytest.mark.parametrize("flag", SUPPORTED)

@@ -117,7 +117,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     layer_embeddings: LayerEmbeddings | None = None  # None: tokens have nothing for single layers
     global_heads: GlobalHeads | None = None  # None: heads of layers without a window are as the others
     window_heads: int = 0  # query heads of layers with a window; 0: as many as in the others
-    has_head_gates: bool = False  # each head's attention output has a gate (models/step3.py)
+    gate_dim: int = 0  # numbers of the gate of each head's attention output (models/step3.py): 1 or head_dim
     doubles_shared: bool = False  # layers with the keys of another have feed-forwards of twice the size
     # of each layer: the one whose keys and values it reads; empty: each layer has its own
     kv_sources: tuple[int, ...] = ()

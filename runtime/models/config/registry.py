@@ -12,13 +12,14 @@ from runtime.errors import ModelError
 from runtime.models.config import families
 from runtime.models.config import moe_families as experts
 from runtime.models.config.alibi_families import ALIBI
-from runtime.models.config.dense_families import DENSE, granite_swa
+from runtime.models.config.dense_families import DENSE
 from runtime.models.config.dual_config import DUALS
 from runtime.models.config.encoder_config import ENCODERS
 from runtime.models.config.family import LLAMA, Family
 from runtime.models.config.gemma_families import GEMMA
 from runtime.models.config.gpt_families import GPT
 from runtime.models.config.hybrid_families import HYBRIDS
+from runtime.models.config.recent_families import RECENT
 from runtime.models.config.renames import (
     GLM4_NAMES,
     GRANITE_NAMES,
@@ -147,21 +148,6 @@ FAMILIES = {
     "Granite": Family(mlp_bias=None, read=families.granite),
     "GraniteMoe": Family(moe=experts.granite, read=families.granite, renames=GRANITE_NAMES),
     "GraniteMoeShared": Family(moe=experts.granite, read=families.granite, renames=GRANITE_NAMES),
-    "GraniteMoeSWA": Family(moe=experts.granite, has_sinks=True, read=granite_swa, renames=GRANITE_NAMES),
-    "HYV3": Family(
-        qkv_bias=None,
-        qk_norm="head",
-        head_dim=128,
-        defaults={"rope_theta": 11158840.0, "rms_norm_eps": 1e-5},
-        keys=(("router_scaling_factor", "routed_scaling_factor"),),
-        moe=experts.deepseek3_behind_one,
-        renames=(
-            (".mlp.router.gate.", ".mlp.gate."),
-            (".mlp.expert_bias", ".mlp.e_score_correction_bias"),
-            (".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
-            (".shared_mlp.", ".shared_experts."),
-        ),
-    ),
     "HunYuanDenseV1": Family(
         qk_norm="rotated",
         renames=(("query_layernorm.", "q_norm."), ("key_layernorm.", "k_norm.")),
@@ -298,6 +284,7 @@ FAMILIES = {
     **GEMMA,
     **GPT,
     **HYBRIDS,
+    **RECENT,
     WHISPER: WHISPER_FAMILY,
 }
 

@@ -121,7 +121,7 @@ def step(raw: Fields) -> Fields:
     return {
         "windows": tuple((hf.sliding_window or 0) * (kind == "sliding_attention") for kind in kinds),
         "window_heads": _window_heads(hf),
-        "has_head_gates": hf.use_head_wise_attn_gate,
+        "gate_dim": int(hf.use_head_wise_attn_gate),
         "limits": limits if any(limits) else (),
         "rope": full,
         "layer_ropes": tuple(ropes),

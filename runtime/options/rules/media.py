@@ -88,10 +88,7 @@ def encoders_can_be_apart(plan: Plan, model: ModelFacts, device: DeviceFacts) ->
     if not isinstance(model.media, WhisperEncoder | DualImages):
         return None
     options = plan.disaggregation
-    for flag, is_on in (
-        ("--encoder-only", options.encoder_only),
-        ("--language-only", options.language_only),
-    ):
+    for flag, is_on in (("--encoder-only", options.encoder_only), ("--language-only", options.language_only)):
         if is_on:
             return f"{flag} is not possible: the encoder of this model works with it alone; leave it out"
     return None
