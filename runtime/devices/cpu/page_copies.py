@@ -46,8 +46,8 @@ class CpuPageCopier:
         runs = self._runs(pages, hosts)
         for layer in self._layers:
             for cache, memory in layer:
-                for page, host, count in runs:
-                    memory[host : host + count] = cache[page : page + count]
+                for page, host, size in runs:
+                    memory[host : host + size] = cache[page : page + size]
 
     def load(self, hosts: np.ndarray, pages: np.ndarray) -> LayersArriving:
         """See PageCopier.load."""
@@ -85,8 +85,8 @@ def _pages(cache: Tensor, page_size: int) -> np.ndarray:
 
 def _load(layer: list[tuple[np.ndarray, np.ndarray]], runs: list[Run]) -> None:
     for cache, memory in layer:
-        for page, host, count in runs:
-            cache[page : page + count] = memory[host : host + count]
+        for page, host, size in runs:
+            cache[page : page + size] = memory[host : host + size]
 
 
 def find_runs(pages: np.ndarray, hosts: np.ndarray) -> list[Run]:
