@@ -2,6 +2,7 @@
 the checks that matter. Memory must be registered on both sides, and a server must be known."""
 
 import ctypes
+import json
 from typing import Any
 
 ENGINES: dict[str, "Double"] = {}
@@ -80,11 +81,11 @@ class nixl_agent:
             del self.memory[address]
 
     def get_agent_metadata(self) -> bytes:
-        return repr((self.name, self.memory)).encode()
+        return json.dumps([self.name, list(self.memory.items())]).encode()
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
-        name, memory = eval(metadata)  # of this process
-        self.known[name] = memory
+        name, memory = json.loads(metadata)
+        self.known[name] = dict(memory)
         return name.encode()
 
     def remove_remote_agent(self, agent: bytes) -> None:

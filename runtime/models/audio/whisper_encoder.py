@@ -28,7 +28,7 @@ class WholeSoundEncoder(Layer):
         self.norm = LayerNorm(device, dtype, config.hidden_size, EPS)
 
     def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """Of sounds, float32 [mels, frames] each, the row, [1, positions * hidden]."""
+        """The row [1, positions * hidden] of each sound, float32 [mels, frames]."""
         mels = upload(np.concatenate([one.values for one in media]), self.torch_device)
         x = self.tower.forward(mels.view(len(media), *media[0].shape).to(self.dtype), self.num_positions)
         return list(self.norm.forward(x).reshape(len(media), 1, -1))

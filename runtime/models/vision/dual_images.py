@@ -93,7 +93,7 @@ class DualImageEncoder(Layer):
         self.post_layernorm = LayerNorm(device, dtype, size, tower.eps)
 
     def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """Of each image, float32 [3, image_size, image_size], its vector [1, output size]."""
+        """The vector [1, output size] of each image, float32 [3, image_size, image_size]."""
         shape = len(media), 3, self.image_size, self.image_size
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
         x = self.embeddings.forward(pixels.view(shape).to(self.dtype))

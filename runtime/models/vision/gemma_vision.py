@@ -108,7 +108,7 @@ class Gemma3Vision(Layer):
         self.multi_modal_projector = PoolingProjector(device, dtype, config)
 
     def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """Of each image, float32 [3, image_size, image_size], its rows [num_rows, hidden]."""
+        """The rows [num_rows, hidden] of each image, float32 [3, image_size, image_size]."""
         shape = len(media), 3, self.image_size, self.image_size
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
         x = self.vision_tower.forward(pixels.view(shape).to(self.dtype))

@@ -144,7 +144,8 @@ class InternVl(Layer):
         self.multi_modal_projector = TileProjector(device, dtype, config)
 
     def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """Of images of as many tiles each, float32 [tiles, 3, size, size], their rows [num_rows, hidden]."""
+        """The rows [num_rows, hidden] of each image; all have equally many tiles, float32
+        [tiles, 3, size, size]."""
         count, *shape = media[0].shape
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
         x = self.vision_tower.forward(pixels.view(len(media) * count, *shape).to(self.dtype))

@@ -9,7 +9,7 @@ KEYS = -0.75  # the parameter of cubic interpolation (Keys, 1981) that torch has
 
 
 def linear_taps(places: np.ndarray, size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of places on an axis of `size` patches, int64 [L], the entries of a table's axis of `side` between
+    """Entries of a table's axis of `side` for places on an axis of `size` patches, int64 [L]: those between
     which each lies, int64 [L, 2], and their weights, float32 [L, 2]. First and last patches are at the
     table's ends."""
     at = places.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))

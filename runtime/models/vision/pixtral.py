@@ -153,7 +153,7 @@ class Pixtral(Layer):
         self.multi_modal_projector = PixtralProjector(device, dtype, config)
 
     def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """Of images of one size, float32 [3, height, width] each, their rows [num_rows, hidden]."""
+        """The rows [num_rows, hidden] of each image; all have one size, float32 [3, height, width]."""
         shape = media[0].shape
         rows, columns = (side // self.patch_size for side in shape[1:])
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)

@@ -21,7 +21,7 @@ class RowsOfOthers(Layer):
         self.torch_device, self.dtype, self.output_size = device.torch_device, dtype, width
 
     def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """Of each its values, as rows [num_rows, width]."""
+        """The values of each file, as rows [num_rows, width]."""
         return [
             upload(one.values, self.torch_device).view(one.num_rows, self.output_size).to(self.dtype)
             for one in media
