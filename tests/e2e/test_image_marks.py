@@ -86,7 +86,6 @@ async def test_narrow_images_are_refused(tmp_path: Path) -> None:
         (Tiles(), "preprocessor_config.json", {"min_patches": 9}, "min_patches 9 above max_patches 5"),
         (Tiles(), "config.json", {"downsample_ratio": 0.3}, "downsample_ratio 0.3 does not divide the 4"),
     ],
-    ids=str,
 )
 async def test_files_that_contradict_each_other(
     family: Family, file: str, fields: dict[str, Any], error: str, tmp_path: Path

@@ -34,7 +34,6 @@ Reader = Callable[[bytes, int], Any]
         (read_onevision, {"image_grid_pinpoints": [[384, 384 * 999]]}, "pixels at most"),
         (read_onevision, {"vision_config": SIGLIP | {"num_attention_heads": 5}}, "not a multiple of"),
     ],
-    ids=str,
 )
 def test_files_that_cannot_be_served(read: Reader, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
