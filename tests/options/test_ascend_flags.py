@@ -11,6 +11,7 @@ ROWS: dict[str, Row] = {name: row for row in rows() for name in (row.flag, *row.
 # what is refused because of the device, and would be taken on another one
 TILES = "weights are in FRACTAL_NZ on an NPU, which host memory cannot keep"
 REFUSED = {
+    "--piecewise-cuda-graph-compiler": "torch.compile knows no NPU here",
     "--cpu-offload-gb": TILES,
     "--offload-group-size": TILES,
     "--enable-weights-cpu-backup": TILES,

@@ -119,12 +119,12 @@ def derives(name: str) -> bool:
 
 
 def is_only_choice(row: Row) -> bool:
-    """Whether at most one thing can be chosen: `auto` and the one value that it stands for, or values that
-    the table says to be the same."""
-    now = set(row.choices or ()) - set(row.later) - {"auto"}
-    return row.status == "partial" and (
-        len(now) == 1 or "whatever is chosen" in row.missing or "device's own" in row.missing
-    )
+    """Whether at most one thing can be chosen: `auto` and the one value that it stands for, values that the
+    table says to be the same, or the one that is left of those whose reason against them it says."""
+    now = {choice for choice in row.choices or () if not row.missing.startswith(f"{choice}:")}
+    now -= {*row.later, "auto"}
+    alike = "whatever is chosen", "device's own", "values above 1"
+    return row.status == "partial" and (len(now) == 1 or any(words in row.missing for words in alike))
 
 
 @pytest.mark.parametrize("row", [row for row in rows() if row.acts], ids=lambda row: row.flag)

@@ -40,9 +40,9 @@ class Graphs(Group, frozen=True, kw_only=True):
     enable_piecewise_cuda_graph: A[
         bool | Auto,
         option(
-            "Capture steps with prompts too, as piecewise graphs between attention layers; auto: on CUDA, "
-            "where nothing speaks against it.",
+            "Capture steps with prompts too, as piecewise graphs between attention layers.",
             devices=("cuda", "npu"),
+            note="auto: on cuda, where nothing speaks against it",
         ),
     ] = "auto"
     piecewise_cuda_graph_tokens: A[
@@ -145,7 +145,7 @@ def enable_piecewise_cuda_graph(
     """Whether steps with prompts are captured; `obstacles`: flag -> whether it is in force and keeps such
     steps from being captured."""
     if not device.captures_prompts:
-        return Derived(False, f"on {device.name} only where it is asked for")
+        return Derived(False, "only where they are asked for")
     if disable_cuda_graph:
         return Derived(False, "--disable-cuda-graph")
     if model.pooling is not None or model.transformers_json is not None:

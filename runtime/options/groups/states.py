@@ -39,8 +39,8 @@ class States(Group, frozen=True, kw_only=True):
     mamba_backend: A[
         Literal["triton", "flashinfer", "cpu", "torch_native"] | Auto,
         option(
-            "Kernels of recurrent layers: cpu, our own, on the CPU; triton, for decodes, on cuda; "
-            "torch_native, torch's operators, anywhere.",
+            "Kernels of recurrent layers: cpu on the CPU, triton for decodes on cuda, torch_native (torch's) "
+            "anywhere.",
             later=("flashinfer",),
             note="Mamba 1 is torch's in any case, and Kimi's delta rule on the CPU; triton has been run in "
             "its interpreter and compiled, not on a card, and is not the default",

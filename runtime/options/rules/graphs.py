@@ -68,8 +68,8 @@ def piecewise_graphs_can_be_captured(plan: Plan, model: ModelFacts, device: Devi
         given = [flag(name) for name in names if plan.why[name].source not in ("default", "derived")]
         reason = plan.why["enable_piecewise_cuda_graph"].reason or "--no-enable-piecewise-cuda-graph"
         return (
-            f"{' and '.join(given)}: there are no piecewise graphs ({reason}); leave it out, or what keeps "
-            "steps with prompts from being captured"
+            f"{' and '.join(given)}: there are no piecewise graphs ({reason}); add "
+            "--enable-piecewise-cuda-graph where they are possible, or leave it out"
             if given
             else None
         )
