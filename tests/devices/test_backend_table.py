@@ -84,14 +84,14 @@ def test_models_that_kernels_do_not_know() -> None:
         card("--attention-backend torch_native", mla=Latents.mla)
     with pytest.raises(OptionsError, match="fa3 .*adds no biases of distance"):
         card("--attention-backend fa3 --page-size 16", scores=ScoreKind(is_biased=True))
+    with pytest.raises(OptionsError, match="attend to some others.* cuda"):
+        card("", mla=structs.replace(Latents.mla, indexer=INDEXER))
     for changes, reason in (
         ({"scores": ScoreKind(cap=50.0)}, "caps its attention scores"),
         ({"scores": ScoreKind(has_sinks=True)}, "has sinks"),
         ({"scores": ScoreKind(is_biased=True)}, "adds biases of distance"),
-        ({"mla": structs.replace(Latents.mla, indexer=INDEXER)}, "attend to some others"),
     ):
-        if "mla" not in changes:
-            assert card("", **changes).kernels.attention_backend == "triton"
+        assert card("", **changes).kernels.attention_backend == "triton"
         with pytest.raises(OptionsError, match=f"{reason}.* npu"):
             resolve(
                 from_argv(["--device", "npu"]), type("Changed", (Model,), changes), DEVICES["npu"], MACHINE
