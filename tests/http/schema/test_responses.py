@@ -118,7 +118,8 @@ def test_every_route_has_its_types() -> None:
         assert bool(operation.answers) == has_json, operation.path
         is_stream = operation in STREAMS or (operation.methods, operation.path) in (
             ("GET", "/v1/responses/{id}"),
-            ("POST", "/v1/audio/transcriptions"),  # whose request is a form
+            ("POST", "/v1/audio/transcriptions"),  # whose requests are forms
+            ("POST", "/v1/audio/translations"),
         )
         assert bool(operation.events) == is_stream, operation.path
 
