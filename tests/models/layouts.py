@@ -21,7 +21,10 @@ INTERNLM2_NAMES = {
 
 
 # registered families whose checkpoints are made by a test of their own -> the test
-ELSEWHERE = {"Qwen3VLMoeText": "tests/models/test_wrappers.py"}
+ELSEWHERE = {
+    "Qwen3VLMoeText": "tests/models/test_wrappers.py",
+    "WhisperForConditionalGeneration": "tests/e2e/test_whisper.py",
+}
 
 
 class Layout(NamedTuple):

@@ -118,7 +118,8 @@ def config_of_params(params: Params, given: Fields) -> tuple[Fields, Fields]:
         config["quantization_config"] = _quantization(params.quantization, given)
     if _has_images(params):
         text = config | {"model_type": TEXT_TYPES.get(architecture, architecture)}
-        config = {"architectures": [WRAPPER], "text_config": text}
+        tower = {"model_type": "vision_encoder"}  # in Mistral's own names, which no encoder here reads
+        config = {"architectures": [WRAPPER], "text_config": text, "vision_config": tower}
     else:
         config["architectures"] = [architecture]
     return config, {"eos_token_id": EOS_ID}
