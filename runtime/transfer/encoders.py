@@ -64,8 +64,8 @@ class Encoders:
         self._kept_bytes = 0
 
     async def encode(self, media: Sequence[MediaInput]) -> tuple[MediaInput, ...]:
-        """The same with rows as values, float32 [rows, width]. Raises Unavailable where no server answers,
-        InternalFault for unexpected errors."""
+        """`media` with what an encoder server made of each file, float32 [rows, width], in place of its
+        values. Raises Unavailable where no server answers, InternalFault for unexpected errors."""
         rows: dict[bytes, np.ndarray] = {}
 
         async def one(given: MediaInput) -> None:

@@ -49,7 +49,7 @@ SAMPLING_PARAMS: list[dict[str, Any]] = [
 
 
 def bind() -> dict[str, list[str]]:
-    """Of each function of the kernels, the arguments that Triton's binder loses."""
+    """Function of the kernels -> the arguments that Triton's binder loses."""
     backend, lost = make_backend(GPUTarget("cuda", ARCH, 32)), {}
     for module in pkgutil.iter_modules(kernels.__path__, kernels.__name__ + "."):
         for name, function in vars(importlib.import_module(module.name)).items():

@@ -64,8 +64,8 @@ def segments(
 
 
 def spans(window: Window, first_timestamp: int) -> list[tuple[float, float, int, list[int]]]:
-    """Of each segment of a window its begin and end in seconds of the sound, the place of its first token,
-    and its tokens without timestamps. Segments without text are left out."""
+    """The segments of a window that have text: begin and end in seconds of the sound, the place of the first
+    token, and the tokens without timestamps."""
     found: list[tuple[float, float, int, list[int]]] = []
     start_s, place, ids = window.begin_s, 0, list[int]()
     for at, token in enumerate([*window.token_ids, None]):
