@@ -9,7 +9,7 @@ from tests.models.tiny_configs import other_classes
 
 
 def test_every_class_has_a_row() -> None:
-    """The classes are those of the version of transformers that the table was made with: others have others."""
+    """Its classes are those of the version of transformers that it was made with: others have others."""
     rows = matrix.PAGE.read_rows()
     assert rows and all(list(row.cells) == [matrix.SERVED, *matrix.CHECKS] for row in rows.values())
     for row in rows.values():
