@@ -78,12 +78,17 @@ def measure(shape: str, weights: str, batches: list[int], prefill: int) -> dict[
             dtype=weights if is_plain else "bfloat16",
         )
     found: dict[str, Any] = {"start_s": round(model.start_s, 2), "weights_mb": model.weights_bytes >> 20}
+    head_bytes = model.config.vocab_size * model.config.hidden_size  # that 8 bits save of a head in 16
+    saved = head_bytes if weights in ("int8", "int4") else 0
+    found["read_mb"] = int(model.read_bytes(1) - saved) >> 20
     found["prefill_tokens_s"] = round(prefill / model.prefill(prefill, 3), 1) if prefill else 0.0
     decode = {}
     for batch in batches:
         model.begin([length] * batch, STEPS)
         decode[str(batch)] = round(1000 * model.decode(batch, STEPS), 2)
     found["step_ms"] = decode
+    states = model.runner.runner.states  # one more than there are sequences
+    found["state_kb"] = 0 if states is None else (states.num_bytes // states.num_state_slots) >> 10
     found["gb_s"] = [round(before, 1), round(bandwidth(num_threads), 1)]
     found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     found["torch"] = torch.__version__
@@ -180,8 +185,10 @@ def medians(found: list[dict[str, Any]]) -> dict[str, Any]:
     }
     prefill = round(median(each["prefill_tokens_s"] for each in found), 1)
     share = {}
-    if "weights_mb" in found[0]:  # the share of the bandwidth at which one sequence's step reads the weights
-        read = [each["weights_mb"] * 2**20 / each["step_ms"]["1"] * 1000 / 1e9 for each in found]
+    if "read_mb" in found[0]:  # the share of the bandwidth at which one sequence's step moves its bytes:
+        # weights are read, recurrent states are read and written
+        moved = [each["read_mb"] * 2**20 + 2 * each["state_kb"] * 2**10 for each in found]
+        read = [bytes_ / each["step_ms"]["1"] / 1e6 for bytes_, each in zip(moved, found, strict=True)]
         share = {
             "share_of_bandwidth": round(
                 median(gb / max(each["gb_s"]) for gb, each in zip(read, found, strict=True)), 2

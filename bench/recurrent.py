@@ -111,7 +111,9 @@ def main() -> None:
             for name in ("kernels", "torch")
         }
         states = tuple(
-            torch.zeros(NUM_SLOTS, *form.shape, dtype=torch.float32 if form.is_wide else torch.bfloat16)
+            device.memory.allocate_states(
+                NUM_SLOTS, form.shape, torch.float32 if form.is_wide else torch.bfloat16
+            )
             for form in config.states(1)
         )
         bytes_of_state = sum(2 * state[0].nbytes for state in states)

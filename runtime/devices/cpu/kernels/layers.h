@@ -201,7 +201,7 @@ class Linear final : public Phase {
         for (int block = first; block < last; block++) is_gated() ? gated(row, end, block) : plain(row, end, block);
     }
 
-    static constexpr size_t ALONE_BYTES = 512 << 10;  // 20 to 50 us of one thread
+    static constexpr size_t ALONE_BYTES = 192 << 10;  // 8 to 20 us of one thread
     static constexpr int ROW_PANEL = product::ROW_PANEL;
 
   private:
