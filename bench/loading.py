@@ -1,9 +1,9 @@
 """How fast weights are read, next to what the page cache gives in the same run; and peak memory.
 
 A checkpoint of random bfloat16 weights is written to a temporary folder. Then in turns: its bytes are read
-by as many threads into memory that was touched before, and into memory that was not; the loader fills a model
-with them (without what a device makes of weights). At last a fresh process loads them once, and says what it
-had in memory at most.
+by as many threads into memory that was touched before, into memory that was not, and into such memory in
+huge pages; the loader fills a model with them (without what a device makes of weights). At last a fresh
+process loads them once, and says what it had in memory at most.
 
     python -m bench.loading [--mb 400] [--runs 5] [--threads 4]
 """
@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from bench.record import record
 from runtime.devices.cpu.device import open_device
 from runtime.devices.progress import without_progress
+from runtime.huge_pages import prefer_huge_pages
 from runtime.layers.weight import named_weights
 from runtime.messages.ranks import Reading, StartRank
 from runtime.models.checkpoint import Checkpoint
@@ -87,6 +88,13 @@ def read_all(files: list[Path], targets: list[torch.Tensor], num_threads: int) -
             os.close(descriptor)
 
 
+def in_huge_pages(num_bytes: int) -> torch.Tensor:
+    """Memory that was not touched, uint8, in huge pages where the system gives them."""
+    memory = torch.empty(num_bytes, dtype=torch.uint8)
+    prefer_huge_pages(memory.data_ptr(), num_bytes)
+    return memory
+
+
 def load(folder: Path, num_threads: int) -> None:
     """Fills a model that is allocated here."""
     start = StartRank(
@@ -139,7 +147,7 @@ def main() -> None:
         files = sorted(folder.glob("*.safetensors"))
         size = sum(path.stat().st_size for path in files)
         touched = [torch.zeros(path.stat().st_size, dtype=torch.uint8) for path in files]
-        cached, fresh, loaded = [], [], []
+        cached, fresh, huge, loaded = [], [], [], []
         for _ in range(arguments.runs):
             cached.append(timed(lambda: read_all(files, touched, arguments.threads)))
             fresh.append(
@@ -151,17 +159,23 @@ def main() -> None:
                     )
                 )
             )
+            huge.append(
+                timed(
+                    lambda: read_all(files, [in_huge_pages(len(one)) for one in touched], arguments.threads)
+                )
+            )
             loaded.append(timed(lambda: load(folder, arguments.threads)))
         peak = peak_of_a_load(folder, arguments.threads)
     rates = {
         name: round(size / min(seconds) / 1e9, 2)
-        for name, seconds in (("touched", cached), ("fresh", fresh), ("load", loaded))
+        for name, seconds in (("touched", cached), ("fresh", fresh), ("huge", huge), ("load", loaded))
     }
     results = {
         "bytes": size,
         "gb_per_s": rates,
         "load_to_touched": round(min(cached) / min(loaded), 3),
         "load_to_fresh": round(min(fresh) / min(loaded), 3),
+        "load_to_huge": round(min(huge) / min(loaded), 3),
         "peak_above_weights_mb": round((peak["after"] - peak["before"] - size) / 1e6, 1),
     }
     print(json.dumps(results, indent=1))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import ModelError
+from runtime.huge_pages import prefer_huge_pages
 from runtime.models.config.quantization_schemes import WeightFormat
 from runtime.models.config.shares import Part, channel_part, even_part, head_parts
 
@@ -129,7 +130,10 @@ class Weight:
         torch_device: torch.device,
     ) -> "Weight":
         """A weight with uninitialized memory of its own."""
-        return cls(torch.empty(shape, dtype=dtype, device=torch_device), sources)
+        tensor = torch.empty(shape, dtype=dtype, device=torch_device)
+        if tensor.device.type == "cpu":
+            prefer_huge_pages(tensor.data_ptr(), tensor.nbytes)
+        return cls(tensor, sources)
 
     def target(self, source: SourceTensor) -> Tensor:
         """The view of the weight that this checkpoint tensor fills."""

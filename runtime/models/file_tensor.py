@@ -20,11 +20,13 @@ from msgspec import Struct
 from torch import Tensor
 
 from runtime.errors import ModelError
+from runtime.huge_pages import prefer_huge_pages
 from runtime.layers.weight import Index
 from runtime.models.config.weight_files import StoredTensor, damaged, header_of
 from runtime.regular_file import open_regular
 
-PIECE_BYTES = 1 << 24  # that a thread reads at a time
+PIECE_BYTES = 1 << 20  # that a thread reads at a time: a tensor is many, so all threads read it
+CONVERTED_BYTES = 32 << 20  # that are read before they are converted or moved
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -127,6 +129,7 @@ class FileTensor:
         if not run.is_whole and self._file.uses_mmap and self._stored.num_bytes:
             return self._file.mapped(self._stored)[parts]
         found = torch.empty(run.shape, dtype=DTYPES[self._stored.dtype])
+        prefer_huge_pages(found.data_ptr(), found.nbytes)
         self._file.read(self._offset(run), found)
         return found if run.is_whole else found[run.rest]
 
@@ -139,7 +142,7 @@ class FileTensor:
             self._file.read(self._offset(run), target)
             return
         row_bytes = math.prod(run.shape[1:]) * dtype.itemsize
-        step = max(1, 2 * PIECE_BYTES // max(1, row_bytes))
+        step = max(1, CONVERTED_BYTES // max(1, row_bytes))
         if not run.is_whole or not run.shape or run.shape[0] <= step or target.dim() != len(run.shape):
             target.copy_(self[index])
             return

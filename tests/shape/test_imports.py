@@ -22,6 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "errors",
         "freed_memory",
         "gil",
+        "huge_pages",
         "json_value",
         "log",
         "media_kind",
