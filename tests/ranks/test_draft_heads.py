@@ -11,9 +11,12 @@ import pytest
 import torch
 from msgspec import structs
 from torch import Tensor
+from transformers import MiMoV2FlashConfig
 
 from runtime.errors import ModelError
 from runtime.messages.speculation import DraftModel, Speculation
+from runtime.models.config.draft_config import read_draft_config
+from runtime.models.config.model_config import read_config
 from runtime.ranks.drafting.own_rows import OwnRows
 from runtime.scheduling.drafts import Draft
 from tests.devices.drive import Planner, Row, sampling
@@ -151,6 +154,14 @@ def test_next_token_layers(family: str, tmp_path: Path) -> None:
     expected = decoded(folder, {}, num_states=12)
     planner = opened(folder, speculation=speculation("NEXTN", None), num_states=12)
     check_drafts(planner, HeadReference(folder, folder, "NEXTN"), expected)
+
+
+def test_next_token_layers_of_mimo_v2_are_refused(tmp_path: Path) -> None:
+    """The model itself is none that is known here: its layers have different numbers and sizes of heads."""
+    config = MiMoV2FlashConfig(architectures=["MiMoV2FlashForCausalLM"], vocab_size=VOCAB_SIZE)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="MiMoV2FlashForCausalLM.* has no next-token layers that are known"):
+        read_draft_config(speculation("NEXTN", None), tmp_path, read_config(tmp_path))
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "mimo", "step3"])
