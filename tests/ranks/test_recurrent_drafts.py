@@ -2,6 +2,7 @@
 token for token, whatever was accepted before; and the target's tokens are those without them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from transformers import AutoModelForCausalLM
 from runtime.errors import ModelError
 from runtime.messages.memory import ChangeMemory
 from runtime.ranks.drafting.draft_runner import DraftRunner
+from runtime.ranks.open_executor import DEVICES as MODULES
+from tests.devices import taped
 from tests.models.make import make_checkpoint
 from tests.ranks.test_draft_heads import check_drafts
 from tests.ranks.test_own_drafts import decoded, drafted, opened, speculation
@@ -62,6 +65,20 @@ def test_states_come_and_go_with_pages(target: Path, tmp_path: Path) -> None:
         planner.executor.change_memory(ChangeMemory(1, released))
         assert runner.recurrent.memory.num_bytes == num_bytes
     check_drafts(planner, OwnReference(draft), decoded(target, {}))
+
+
+def test_where_steps_are_captured(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode steps are replayed, and the draft model follows them; steps that verify are launched one by
+    one."""
+    monkeypatch.setitem(MODULES, "taped", taped.__name__)
+    draft = make_checkpoint("lfm2", tmp_path / "draft")
+    graphs: dict[str, Any] = {"device": "taped", "max_slots": 5, "max_len": 64, "graph_sizes": [1, 2, 4]}
+    planner = opened(target, speculation=speculation("STANDALONE", draft), **graphs)
+    tapes = planner.executor.tapes  # type: ignore[attr-defined]
+    assert planner.executor.runner.verifies is None  # type: ignore[attr-defined]
+    before = tapes.replays
+    assert not check_drafts(planner, OwnReference(draft), decoded(target, {}))
+    assert tapes.replays > before
 
 
 def test_trees_are_refused(target: Path, tmp_path: Path) -> None:
