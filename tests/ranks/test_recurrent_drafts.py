@@ -17,6 +17,7 @@ from tests.devices import taped
 from tests.models.make import make_checkpoint
 from tests.ranks.test_draft_heads import check_drafts
 from tests.ranks.test_own_drafts import decoded, drafted, opened, speculation
+from tests.ranks.test_pipeline_drafts import staged
 from tests.ranks.test_verify import PARAMS
 
 
@@ -79,6 +80,12 @@ def test_where_steps_are_captured(target: Path, tmp_path: Path, monkeypatch: pyt
     before = tapes.replays
     assert not check_drafts(planner, OwnReference(draft), decoded(target, {}))
     assert tapes.replays > before
+
+
+def test_on_the_last_stage(target: Path, tmp_path: Path) -> None:
+    draft = make_checkpoint("lfm2", tmp_path / "draft")
+    _, planner = staged(target, 2, speculation("STANDALONE", draft))
+    check_drafts(planner, OwnReference(draft), decoded(target, {}))
 
 
 def test_trees_are_refused(target: Path, tmp_path: Path) -> None:
