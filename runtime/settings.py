@@ -16,9 +16,11 @@ from runtime.cache.kv import CacheConfig
 from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
 from runtime.errors import OptionsError
+from runtime.grammar.backend import GrammarError
+from runtime.grammar.token_tree import read_token_tree
 from runtime.host_settings import host_config, reserved_tokens
 from runtime.json_value import Fields
-from runtime.messages.constraint import GrammarSetup
+from runtime.messages.constraint import GrammarSetup, TreeRule
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.ranks import StartRank, StepOverlap
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
@@ -176,6 +178,7 @@ class TextSetup(Struct, frozen=True):
     infill_format: str | None  # None: the model has no tokens for infills
     formats: AnswerFormats
     media: MediaProcessor | None = None  # None: the model takes text alone
+    tree: TreeRule | None = None  # what all answers follow; None: what their requests say
 
 
 def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
@@ -190,7 +193,19 @@ def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
         plan.api.completion_template, lambda token: vocabulary.token_id(token) is not None
     )
     media = open_processor(Path(plan.model.model_path), model.media, vocabulary)
-    return TextSetup(vocabulary, templates, infill_format, answer_formats(plan, vocabulary.files), media)
+    formats, tree = answer_formats(plan, vocabulary.files), tree_rule(plan, model)
+    return TextSetup(vocabulary, templates, infill_format, formats, media, tree)
+
+
+def tree_rule(plan: Plan, model: ModelConfig) -> TreeRule | None:
+    """What all answers follow (--tree-decode-config), read and checked. Raises OptionsError."""
+    if plan.api.tree_decode_config is None:
+        return None
+    path = Path(plan.model.model_path).absolute() / plan.api.tree_decode_config
+    try:
+        return TreeRule(str(path), read_token_tree(path, model.vocab_size).end_token_id)
+    except GrammarError as error:
+        raise OptionsError([str(error)]) from None
 
 
 def model_config(plan: Plan) -> ModelConfig:
@@ -222,7 +237,7 @@ def model_card(plan: Plan, model: ModelConfig, formats: AnswerFormats) -> ModelC
         preferred=preferred,
         pooling=model.pooling,
         formats=formats,
-        has_grammars=grammar_setup(plan, model) is not None,
+        has_grammars=grammar_setup(plan, model) is not None and plan.api.tree_decode_config is None,
         weight_version=plan.weights.weight_version,
         storage=plan.tiers.hicache_storage_backend,
         has_cache_report=plan.api.enable_cache_report,

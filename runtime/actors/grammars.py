@@ -66,6 +66,8 @@ class Grammars:
     async def check(self, grammar: Grammar) -> None:
         """Returns when `grammar` has been compiled, here and by the ranks, so that no step waits for it.
         Raises InvalidRequest when it cannot be compiled, InternalFault when the compile process fails."""
+        if grammar.kind == "token_tree":  # it was checked when the server started
+            return await self._prepare(grammar)
         while (result := self._results.get(grammar)) is None:
             if (pending := self._pending.get(grammar)) is None:
                 await self._ask(grammar)

@@ -85,6 +85,7 @@ class TextPipeline:
             media=self.media,
             encode=None if encoders is None else encoders.encode,
             check_grammar=None if self._grammars is None else self._grammars.check,
+            tree=text.tree,
         )
         self._detokenizer = DetokenizerActor(text.vocabulary, open_requests, step_tokens, send)
 

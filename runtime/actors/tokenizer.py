@@ -18,11 +18,12 @@ from msgspec import structs
 
 from runtime import log
 from runtime.actors.channels import Channel
+from runtime.actors.constraints import Constraints
 from runtime.actors.open_requests import OpenRequests
 from runtime.cache.namespace import namespace
 from runtime.errors import InternalFault, InvalidRequest, RequestError, Unavailable
 from runtime.gil import giving_way
-from runtime.messages.constraint import Grammar, Rule, grammar_of
+from runtime.messages.constraint import Grammar, TreeRule
 from runtime.messages.cost import fit
 from runtime.messages.media import Media, MediaInput
 from runtime.messages.requests import (
@@ -30,16 +31,14 @@ from runtime.messages.requests import (
     Chat,
     Embeds,
     GenerateRequest,
-    GrammarConstraint,
     Infill,
     Pair,
     Prompt,
     Request,
     Text,
-    Thinking,
     Tokens,
 )
-from runtime.messages.sampling import Limits, SamplingParams, ThinkingLimit, check, cut, too_long
+from runtime.messages.sampling import Limits, check, cut, too_long
 from runtime.messages.scheduler import Arrive
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import infill
@@ -54,7 +53,6 @@ INLINE_CHARS = 4096  # characters that take about a millisecond on the event loo
 HEAD_CHARS = 8  # characters for each token that a sequence may have: about twice the average
 HEAD_MARGIN = 1.25  # a text that is cut within a word may have some tokens more than the whole text
 THREADS = min(4, os.cpu_count() or 1)  # more than there are cores would only take turns with the event loop
-TAIL_TOKENS = 32  # last tokens of a prompt, which show whether its answer begins with reasoning
 
 
 def random_seed() -> int:
@@ -88,12 +86,14 @@ class TokenizerActor:
         weight_version: Callable[[], str] = lambda: "",
         infill_format: str | None = None,
         check_grammar: CheckGrammar | None = None,
+        tree: TreeRule | None = None,
         eos_ids: tuple[int, ...] = (),
         media: MediaPrompts | None = None,
         encode: EncodeMedia | None = None,
     ) -> None:
-        """`check_grammar` None: there are no structured outputs here; `media` None: the model takes text
-        alone; `encode`: has other servers encode files, None: the ranks do."""
+        """`check_grammar` None: there are no structured outputs here; `tree`: what all answers follow, None:
+        what their requests say; `media` None: the model takes text alone; `encode`: has other servers encode
+        files, None: the ranks do."""
         self._media, self._encode_media = media, encode
         self._vocabulary = vocabulary
         self._templates = templates
@@ -106,7 +106,7 @@ class TokenizerActor:
         self._weight_version = weight_version
         self._infill_format = infill_format
         self._check_grammar = check_grammar
-        self._eos_ids = eos_ids
+        self._constraints = Constraints(vocabulary, eos_ids, tree)
         self._tasks: TaskGroup | None = None
         self._threads = anyio.CapacityLimiter(THREADS)
         self._log = log.get("tokenizer")
@@ -148,22 +148,23 @@ class TokenizerActor:
             return
         if isinstance(outcome, RequestError):
             self._open_requests.fail(request.id, outcome)
-        elif outcome.params.constraint is not None and outcome.grammar_constraint is None:
+        elif (
+            outcome.grammar_constraint is None
+            and (grammar := self._constraints.grammar(request, outcome)) is not None
+        ):
             assert self._tasks is not None
-            self._tasks.start_soon(self._resolve_grammar, request, outcome, outcome.params.constraint)
+            self._tasks.start_soon(self._resolve_grammar, request, outcome, grammar)
         else:
             if request.before is not None:
                 request.before.prompt_ids = outcome.prompt_ids
             self._to_scheduler(Arrive(outcome))
 
-    async def _resolve_grammar(self, request: GenerateRequest, tokenized: Request, rule: Rule) -> None:
+    async def _resolve_grammar(self, request: GenerateRequest, tokenized: Request, grammar: Grammar) -> None:
         """Sends the request on when its grammar has been checked."""
-        params = tokenized.params
         timeout_s = min(math.inf if s is None else s for s in (request.queue_timeout_s, request.timeout_s))
         outcome: Request | RequestError = Unavailable(
             "the request's time was up before its grammar was compiled"
         )
-        grammar = grammar_of(rule)
         try:
             if self._check_grammar is None:
                 raise InvalidRequest(
@@ -173,45 +174,11 @@ class TokenizerActor:
                 )
             with anyio.move_on_after(max(timeout_s - (monotonic() - request.arrival_s), 0)):
                 await self._check_grammar(grammar)
-                thinking = self._thinking(tokenized)
-                # reasoning that cannot begin does not end either
-                has_none = thinking is not None and thinking.is_never
-                after_ids = () if has_none else self._after_ids(tokenized)
-                grammar_constraint = GrammarConstraint(grammar, after_ids, self._stop_ids(params), thinking)
-                outcome = structs.replace(tokenized, grammar_constraint=grammar_constraint)
+                constraint = self._constraints.of(tokenized, grammar)
+                outcome = structs.replace(tokenized, grammar_constraint=constraint)
         except RequestError as error:
             outcome = error
         self._settle(request, outcome)
-
-    def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        return (*self._eos_ids, *params.stop_token_ids)
-
-    def _thinking(self, request: Request) -> Thinking | None:
-        """The budget of the request's reasoning, with its markers as tokens."""
-        limit = request.params.thinking
-        if limit is None:
-            return None
-        tail = self._vocabulary.decode(request.prompt_ids[-TAIL_TOKENS:], skip_special=False)
-        begins, ends = zip(*limit.marks, strict=True)
-
-        def tokens(texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-            return tuple([tuple(self._vocabulary.encode(text, add_special=False)) for text in texts])
-
-        return Thinking(
-            limit.budget, tokens(begins), tokens(ends), open_marks(limit, tail), limit.is_anywhere
-        )
-
-    def _after_ids(self, request: Request) -> tuple[tuple[int, ...], ...]:
-        """Token ids of the texts after which the constraint holds; () where the prompt shows that it holds
-        from the first token on."""
-        if not (free := request.params.free):
-            return ()
-        tail = self._vocabulary.decode(request.prompt_ids[-TAIL_TOKENS:], skip_special=False).rstrip()
-        if any([tail.endswith(one.end.rstrip()) for one in free]):
-            return ()
-        begun = [one for one in free if one.begin and tail.endswith(one.begin.rstrip())]
-        ends = dict.fromkeys([one.end for one in begun or free if begun or not one.begin])
-        return tuple([tuple(self._vocabulary.encode(end, add_special=False)) for end in ends])
 
     def _try(
         self, request: GenerateRequest, seed: int, media: Sequence[Media] = ()
@@ -245,6 +212,7 @@ class TokenizerActor:
             prompt_ids, inputs = self._media.expand(prompt_ids, media)
         check(request.params, prompt_ids, self._limits)
         params, longest = fit(request.params, len(prompt_ids), self._limits), self._limits.longest
+        params = self._constraints.within(request, params)
         if request.params.stop or request.params.stop_regex:
             self._vocabulary.check_text("stop")
         if request.params.stop_regex:
@@ -284,8 +252,7 @@ class TokenizerActor:
         )
         if params.thinking is None or params.constraint is not None:
             return tokenized  # a constraint's grammar is checked first
-        constraint = GrammarConstraint(None, (), self._stop_ids(params), self._thinking(tokenized))
-        return structs.replace(tokenized, grammar_constraint=constraint)
+        return structs.replace(tokenized, grammar_constraint=self._constraints.of(tokenized, None))
 
     def _encode_pooled(self, prompt: Prompt, truncate: int | None) -> tuple[list[int], int]:
         """-> token ids, and the position where a second text begins"""
@@ -364,18 +331,3 @@ class TokenizerActor:
                 return ids
             raise too_long(f"over {len(ids)} tokens", self._limits)
         return self._vocabulary.encode(text, add_special)
-
-
-def open_marks(limit: ThinkingLimit, tail: str) -> int:
-    """Place of the markers of the reasoning in which an answer begins behind a prompt with this end; -1: it
-    begins with none."""
-    if limit.is_continued:
-        at = max(range(len(limit.marks)), key=lambda place: tail.rfind(limit.marks[place][0]))
-        is_open = tail.rfind(limit.marks[at][0]) > max([tail.rfind(end) for _, end in limit.marks])
-        return at if is_open else -1
-    tail = tail.rstrip()
-    for at, (begin, _) in enumerate(limit.marks):
-        if tail.endswith(begin.rstrip()):
-            return at
-    is_over = tail.endswith(tuple([end.rstrip() for _, end in limit.marks]))
-    return 0 if limit.is_forced and not is_over else -1

@@ -93,6 +93,8 @@ class LLGuidance:
                 return LLMatcher.grammar_from_regex(choices_as_regex(grammar.text))
             case "structural_tag":
                 raise GrammarError("structural tags need xgrammar: pip install 'runtime-serve[grammar]'")
+            case "token_tree":
+                raise GrammarError("trees of tokens are not compiled here")  # but by open_backend.py
 
 
 class LLGuidanceCompiled:

@@ -15,6 +15,7 @@ from threading import Lock
 from msgspec import Struct
 
 from runtime.grammar.backend import BACKENDS, Backend, Compiled, GrammarVocabulary
+from runtime.grammar.token_tree import TokenTrees
 from runtime.messages.constraint import Grammar, GrammarSetup, Kind
 from runtime.text.token_table import TokenTable
 from runtime.text.vocabulary import Vocabulary, table_of
@@ -44,7 +45,8 @@ OTHERS = {
 
 class WithOthers:
     """See Backend. `main` compiles what `others` does not, whose library `open_other` opens; None: there is
-    no other one. `encode`: of forced texts, which all matchers use; None: no tokenizer is read for them."""
+    no other one. `encode`: of forced texts, which all matchers use; None: no tokenizer is read for them.
+    `vocab_size`: of the model."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class WithOthers:
         others: Others | None = None,
         open_other: Callable[[], Backend] | None = None,
         encode: "Encoder | None" = None,
+        vocab_size: int = 0,
     ) -> None:
         self.byte_ids = main.byte_ids
         self.encode = encode
@@ -59,9 +62,12 @@ class WithOthers:
         self._others = others
         self._open_other = open_other
         self._other: Backend | None = None
+        self._trees = TokenTrees(vocab_size)
 
     def load(self, grammar: Grammar) -> Backend:
         """What compiles a grammar; opened here, if it was not: before a fork, so that children have it."""
+        if grammar.kind == "token_tree":
+            return self._trees
         if self._open_other is None or self._others is None or not _is_of(self._others, grammar):
             return self._main
         self._other = self._other or self._open_other()
@@ -132,7 +138,7 @@ def open_backend(setup: GrammarSetup, *, is_trial: bool = False) -> WithOthers:
     open_other = None
     if others is not None and find_spec(BACKENDS[others.backend][1]) is not None:
         open_other = partial(_create, others.backend, terms)
-    return WithOthers(main, others, open_other, encoder)
+    return WithOthers(main, others, open_other, encoder, setup.vocab_size)
 
 
 def _create(name: str, terms: GrammarVocabulary) -> Backend:

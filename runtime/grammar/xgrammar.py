@@ -86,10 +86,8 @@ class XGrammar:
                 return compiler.compile_structural_tag(triggered_by_tokens(grammar.text, self._special))
             case "choice":
                 return compiler.compile_grammar(choices_as_ebnf(grammar.text))
-            case "calls":
-                raise GrammarError(
-                    "calls are not compiled here"
-                )  # open_backend.py has another backend for them
+            case "calls" | "token_tree":  # open_backend.py has another backend for them
+                raise GrammarError(f"{grammar.kind} are not compiled here")
 
 
 def _bounds_as_pattern(node: JsonDict, path: str) -> None:

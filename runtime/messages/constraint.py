@@ -14,7 +14,7 @@ MAX_CHARS = 1 << 18  # characters of a rule
 MAX_CHOICES = 1_024
 
 Source = A[str, Meta(min_length=1, max_length=MAX_CHARS)]
-Kind = Literal["json_schema", "regex", "ebnf", "structural_tag", "choice", "calls"]
+Kind = Literal["json_schema", "regex", "ebnf", "structural_tag", "choice", "calls", "token_tree"]
 
 
 class JsonSchema(Struct, frozen=True, tag="json_schema"):
@@ -102,6 +102,18 @@ class Grammar(Struct, frozen=True, array_like=True):
 
     kind: Kind
     text: str
+
+
+class TreeRule(Struct, frozen=True):
+    """The tree of tokens that all answers of a server follow (runtime/grammar/token_tree.py)."""
+
+    path: str
+    end_id: int  # the token that ends an answer
+
+    @property
+    def grammar(self) -> Grammar:
+        """As the ranks know it."""
+        return Grammar("token_tree", self.path)
 
 
 class GrammarSetup(Struct, frozen=True, kw_only=True):

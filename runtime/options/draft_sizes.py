@@ -26,9 +26,9 @@ class DraftSizes(Struct, frozen=True):
 
     weights_bytes: int = 0
     token_count: int = 0  # numbers in the keys and values of one token, in all of its layers
-    slots_bytes: int = (
-        0  # tokens and hidden states that wait in each slot until the draft model computes them
-    )
+    # of all slots: tokens and hidden states that wait until the draft model computes them, and states of its
+    # recurrent layers
+    slots_bytes: int = 0
 
 
 def draft_sizes(plan: Plan, target: ModelConfig, item: int) -> DraftSizes:
@@ -46,7 +46,11 @@ def draft_sizes(plan: Plan, target: ModelConfig, item: int) -> DraftSizes:
     entries = speculation.num_draft_tokens + max(0, len(draft.heads) - 1)
     entry_bytes = 8 + (model.hidden_size * item if draft.heads else 0)
     slots = plan.schedule.max_running_requests + 1
-    return DraftSizes(num_bytes, token_count, slots * entries * entry_bytes)
+    slot_bytes = entries * entry_bytes
+    if model.recurrent is not None and not draft.heads:  # two states: see ranks/drafting/draft_states.py
+        wide_item = 4 if plan.states.state_dtype == "float32" else 2
+        slot_bytes += 2 * model.recurrent.state_bytes(ranks[0], item, wide_item)
+    return DraftSizes(num_bytes, token_count, slots * slot_bytes)
 
 
 def ngram_bytes(speculation: Speculation | None) -> int:

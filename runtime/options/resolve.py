@@ -164,6 +164,8 @@ def _choose_http_limits(c: Choices, machine: MachineFacts) -> None:
 
 
 def _choose_folders(c: Choices, folders: Folders | None) -> None:
+    if c["speculative_algorithm"] in ("EAGLE", "NEXTN"):
+        c.expand("speculative_draft_model_path", speculation.own_checkpoints(c["model_path"]))
     if folders is None:
         c.expand("model_path", model_options.EMBEDDED_MODEL)
     else:

@@ -171,6 +171,8 @@ class MemorySaver:
                 for layer in self.draft.attentions:
                     num_tokens = self.pool_sizes[0] * page_size
                     self.draft.drafts.kv.append(allocate_kv(device, layer, num_tokens, self.kv_dtype))
+                if self.draft.drafts.recurrent is not None:
+                    self.draft.drafts.recurrent.memory.allocate()
             if self.runner.states is not None:
                 self.runner.states.allocate()
             if self.host is not None:

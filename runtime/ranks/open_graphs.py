@@ -17,8 +17,8 @@ def open_graphs(
 ) -> tuple[DecodeGraphs | None, VerifyGraphs | None, PiecewiseGraphs | None]:
     """Graphs of decode steps, of steps that verify drafts, and of what lies between the attentions of other
     steps, none of them captured yet. None where the device has no graphs, the setup no sizes, or the model
-    decodes nothing or attends to sounds; of verify steps also where the model has recurrent layers, or
-    several heads that draft in turn.
+    decodes nothing or attends to sounds; of verify steps also where the model or its draft model
+    has recurrent layers, or several heads draft in turn.
     """
     device, setup = runner.device, runner.graph_setup
     if device.graphs is None or not (runner.kv or runner.states) or not is_generative(runner.model):
@@ -45,7 +45,8 @@ def open_graphs(
         )
         decode_graphs = DecodeGraphs(forward, runner.transfers, setup.sizes, pads=setup.pads)
         sizes = [] if setup.speculation is None else setup.speculation.captured_sizes(setup.sizes)
-        is_captured = runner.drafts is None or not runner.drafts.network.num_remade
+        drafts = runner.drafts
+        is_captured = drafts is None or not (drafts.network.num_remade or drafts.recurrent is not None)
         if setup.speculation is not None and sizes and runner.states is None and is_captured:
             verify_graphs = VerifyGraphs(
                 forward, runner.transfers, setup.speculation, sizes, runner.drafts, pads=setup.pads

@@ -18,7 +18,6 @@ from runtime.devices.progress import Progress
 from runtime.errors import StartError
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.lora import LoraAdapters
-from runtime.layers.sampling.logits_ops import logits_ops_of
 from runtime.messages.lora import AdapterSetup
 from runtime.messages.ranks import RankReady, StartRank
 from runtime.models.base import Model
@@ -28,9 +27,9 @@ from runtime.models.config.recurrent_config import draft_nodes
 from runtime.models.loader import DTYPES, resolve_dtype
 from runtime.models.vision.encoder_alone import maker
 from runtime.ranks.cross_cache import CrossCache, media_bytes, open_cross
-from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.drafting.draft_weights import open_draft_weights
 from runtime.ranks.drafting.open_drafts import LoadedDraft, open_draft_loader, with_aux_layers
+from runtime.ranks.drafting.open_runner import draft_state_bytes, open_drafts
 from runtime.ranks.expert_counts import open_load
 from runtime.ranks.graph_setup import GraphSetup
 from runtime.ranks.host_states import host_share, open_host_states
@@ -113,7 +112,7 @@ def start_torch_rank(
         GraphSetup.of(start),
         loaded.compiled,
         states,
-        open_drafts(device, draft, slots, draft_kv, start, dtype),
+        open_drafts(device, draft, slots, draft_kv, start, dtype, dtypes.states),
         open_pipeline(device, start, config, dtype),
         start.encoding == "shared",
     )
@@ -194,6 +193,7 @@ def allocate_pages(
     full_bytes, window_bytes = token_bytes(model.attentions, dtypes.kv)
     if draft is not None:  # all of its layers have pages of the first pool
         full_bytes += sum(token_bytes(draft.network.attentions, dtypes.kv))
+        budget -= draft_state_bytes(device, draft, start, dtypes.activations, dtypes.states)
     windows = config.windows if start.encoding != "alone" else (0,)  # an encoder has no pages
     pools = count_pages(start, windows, budget, (full_bytes, window_bytes), state_bytes)
     sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages
@@ -210,22 +210,6 @@ def allocate_draft_kv(
     """The cache of each layer of a draft model, if there is one."""
     attentions = [] if draft is None else draft.network.attentions
     return [allocate_kv(device, layer, num_pages * start.page_size, dtypes.kv) for layer in attentions]
-
-
-def open_drafts(
-    device: Device,
-    draft: LoadedDraft | None,
-    slots: Slots,
-    kv: list[tuple[Tensor, ...]],
-    start: StartRank,
-    dtype: torch.dtype,
-) -> DraftRunner | None:
-    """The draft model over its caches; None: there is none."""
-    if draft is None or start.speculation is None:
-        return None
-    return DraftRunner(
-        device, draft.network, slots, kv, start.page_size, start.speculation, dtype, logits_ops_of(device)
-    )
 
 
 def open_states(
@@ -270,7 +254,7 @@ def memory_for_pages(
         windows = tuple(sorted(set(config.windows)))
         states = open_states(device, start, config, dtypes, 1)  # all rows use the padding slot
         draft_kv = allocate_draft_kv(device, draft, start, num_tokens // start.page_size, dtypes)
-        drafts = open_drafts(device, draft, slots, draft_kv, start, dtypes.activations)
+        drafts = open_drafts(device, draft, slots, draft_kv, start, dtypes.activations, dtypes.states)
         runner = ModelRunner(
             device,
             model,

@@ -10,6 +10,8 @@ from runtime.scheduling.step_builder import StepBuilder
 
 def num_of_text(draft: Draft) -> int:
     """How many drafts come before the first media key: what followed in a prompt may be an image."""
+    if draft.is_own or max(draft.tokens, default=0) < FIRST_KEY:
+        return len(draft.tokens)
     return next((i for i, token in enumerate(draft.tokens) if token >= FIRST_KEY), len(draft.tokens))
 
 

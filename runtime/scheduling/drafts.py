@@ -7,6 +7,7 @@ each of them, `Sequence.drafting` the tokens that their drafts may add. Pages ar
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import cache
 
 from msgspec import Struct
 
@@ -27,10 +28,10 @@ class Draft(Struct, frozen=True):
     is_sure: bool = False
     is_own: bool = False  # the ranks make them: each token is OWN_DRAFT
 
-    @classmethod
-    def own(cls, count: int) -> "Draft":
+    @staticmethod
+    def own(count: int) -> "Draft":
         """`count` guesses that the ranks make."""
-        return cls([OWN_DRAFT] * count, is_own=True)
+        return _own_draft(count)
 
     @property
     def is_tree(self) -> bool:
@@ -45,6 +46,11 @@ class Draft(Struct, frozen=True):
             return None
         parents = None if self.parents is None else self.parents[:count]
         return Draft(self.tokens[:count], parents, self.is_sure, self.is_own)
+
+
+@cache
+def _own_draft(count: int) -> Draft:
+    return Draft([OWN_DRAFT] * count, is_own=True)
 
 
 class Drafter(ABC):

@@ -23,6 +23,7 @@ def _ranks_start_fast(forked_children: None) -> None:
 def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """All drafts with some chance are made, whatever steps take on this machine at the moment."""
     monkeypatch.setattr(Pace, "count", lambda self, chance, skipped, most: most if chance > 0.1 else 0)
+    monkeypatch.setattr(Pace, "worth", lambda self, gains: len(gains) if gains and gains[0] > 0.1 else 0)
 
 
 @pytest.fixture(scope="session")

@@ -132,10 +132,26 @@ def test_another_vocabulary_is_refused(
         Engine(model_path=str(folders["target"]), **(OPTIONS | of_draft("STANDALONE", folder)))
 
 
-def test_recurrent_layers_of_a_draft_model_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    folder = make_checkpoint("lfm2", tmp_path)
-    with pytest.raises(StartError, match="has recurrent layers, and cached prefixes hold"):
-        Engine(model_path=str(folders["target"]), **(OPTIONS | of_draft("STANDALONE", folder)))
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
+async def test_a_draft_model_with_recurrent_layers(
+    family: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also behind cached prefixes, of which it has no states, and on two ranks."""
+    draft = make_checkpoint(family, tmp_path / family)
+    expected, _, preemptions = await answers(folders["target"])
+    assert preemptions > 0
+    for options in ({}, {"tensor_parallel_size": 2}):
+        found, _, _ = await answers(folders["target"], **(of_draft("STANDALONE", draft) | options))
+        assert found == expected
+
+
+def test_trees_of_a_draft_model_with_recurrent_layers_are_refused(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    trees = {"speculative_eagle_topk": 2, "speculative_num_steps": 2, "speculative_num_draft_tokens": 5}
+    draft = of_draft("STANDALONE", make_checkpoint("lfm2", tmp_path))
+    with pytest.raises(StartError, match="--speculative-eagle-topk 2 .* has recurrent layers"):
+        Engine(model_path=str(folders["target"]), **(OPTIONS | draft | trees))
 
 
 async def test_an_encrypted_draft_model(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from runtime.devices.progress import without_progress
 from runtime.models.config.model_config import read_config
+from runtime.options.draft_sizes import draft_sizes
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
 from runtime.ranks.open_executor import open_executor
@@ -62,3 +63,21 @@ def test_weights_and_pages_are_those_that_a_rank_takes(
     without = plan_for(from_values({"model_path": str(folder), "max_total_tokens": 512}), MACHINE)
     alone = open_executor(0, start_rank(without, read_config(folder)), without_progress).ready
     assert ready.weights_bytes > alone.weights_bytes and ready.pages_bytes > alone.pages_bytes
+
+
+@pytest.mark.parametrize("family", ["lfm2", "mamba2"])
+def test_a_draft_model_with_recurrent_layers(family: str, tmp_path: Path) -> None:
+    """Its weights and pages, and two states for each slot."""
+    folder = make_checkpoint("llama", tmp_path / "model")
+    options: dict[str, Any] = {"max_total_tokens": 512, "device": "cpu", "num_threads": 1}
+    draft = make_checkpoint(family, tmp_path / "draft")
+    options |= {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(draft)}
+    plan, found = planned(folder, **options)
+    config = read_config(folder)
+    executor = open_executor(0, start_rank(plan, config), without_progress)
+    ready = executor.ready
+    assert (found.weights_bytes, found.pages_bytes) == (ready.weights_bytes, ready.pages_bytes)
+    drafts = executor.runner.drafts  # type: ignore[attr-defined]
+    item = drafts.recurrent.memory.dtypes[0].itemsize
+    expected = drafts.recurrent.memory.num_bytes + drafts.pending.tokens.nbytes
+    assert draft_sizes(plan, config, item).slots_bytes == expected

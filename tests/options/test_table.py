@@ -91,6 +91,8 @@ def sample(row: Row) -> list[str]:
             return ["0"]
         case Row(name="sp_type"):
             return ["deterministic"]
+        case Row(name="sp_quantization"):
+            return ["fp8"]
         case Row(name="fastapi_root_path"):
             return ["/1"]
         case _:

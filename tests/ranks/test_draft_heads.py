@@ -4,16 +4,19 @@ accepted before; and the target's tokens are those without them."""
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
 import torch
 from msgspec import structs
 from torch import Tensor
+from transformers import MiMoV2FlashConfig
 
 from runtime.errors import ModelError
 from runtime.messages.speculation import DraftModel, Speculation
+from runtime.models.config.draft_config import read_draft_config
+from runtime.models.config.model_config import read_config
 from runtime.ranks.drafting.own_rows import OwnRows
 from runtime.scheduling.drafts import Draft
 from tests.devices.drive import Planner, Row, sampling
@@ -26,7 +29,16 @@ from tests.ranks.test_verify import PARAMS, PROMPTS
 
 NUM_TOKENS = 20
 LFM2_LAYERS = ["conv", "full_attention", "conv", "conv", "full_attention", "conv"]
+NEXT_LAYERS = ["linear_attention", "full_attention", "linear_attention"] * 2
 LAYERS = 6  # EAGLE-3 takes the hidden states of layers 2, 3 and 3 of them
+
+
+class DraftReference(Protocol):
+    """What a draft model drafts."""
+
+    def drafts(self, tokens: list[int], count: int) -> list[int]:
+        """What follows `tokens`, of which the target has computed all but the last one."""
+        ...
 
 
 class Recorded:
@@ -56,7 +68,7 @@ class Recorded:
         return tokens
 
 
-def check_drafts(planner: Planner, reference: HeadReference, expected: list[list[int]]) -> int:
+def check_drafts(planner: Planner, reference: DraftReference, expected: list[list[int]]) -> int:
     """Decodes with own drafts, drafts that are right and none, and compares each own draft. -> steps whose
     drafts came from graphs"""
     random, recorded = Random(5), Recorded(planner)
@@ -90,13 +102,20 @@ def check_drafts(planner: Planner, reference: HeadReference, expected: list[list
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("targets")
+    layers: dict[str, dict[str, Any]] = {
+        "llama": {},
+        "qwen3": {},
+        "deepseek_v3": {},
+        "lfm2": {"layer_types": LFM2_LAYERS},
+        "qwen3_next": {"layer_types": NEXT_LAYERS},
+    }
     return {
-        family: make_checkpoint(family, folder / family, num_hidden_layers=LAYERS)
-        for family in ("llama", "qwen3")
-    } | {"lfm2": make_checkpoint("lfm2", folder / "lfm2", num_hidden_layers=6, layer_types=LFM2_LAYERS)}
+        family: make_checkpoint(family, folder / family, num_hidden_layers=LAYERS, **more)
+        for family, more in layers.items()
+    }
 
 
-@pytest.mark.parametrize("family", ["lfm2", "llama", "qwen3"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "lfm2", "llama", "qwen3", "qwen3_next"])
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
 def test_drafts_are_those_of_plain_torch(
     targets: dict[str, Path], family: str, algorithm: str, tmp_path: Path
@@ -135,6 +154,14 @@ def test_next_token_layers(family: str, tmp_path: Path) -> None:
     expected = decoded(folder, {}, num_states=12)
     planner = opened(folder, speculation=speculation("NEXTN", None), num_states=12)
     check_drafts(planner, HeadReference(folder, folder, "NEXTN"), expected)
+
+
+def test_next_token_layers_of_mimo_v2_are_refused(tmp_path: Path) -> None:
+    """The model itself is none that is known here: its layers have different numbers and sizes of heads."""
+    config = MiMoV2FlashConfig(architectures=["MiMoV2FlashForCausalLM"], vocab_size=VOCAB_SIZE)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="MiMoV2FlashForCausalLM.* has no next-token layers that are known"):
+        read_draft_config(speculation("NEXTN", None), tmp_path, read_config(tmp_path))
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "mimo", "step3"])

@@ -11,15 +11,22 @@ from tests.scheduling.oracle import VOCAB, next_token
 
 
 class Eager(Pace):
-    """Drafts cost nothing."""
+    """Drafts cost nothing, and neither does looking them up."""
 
     def count(self, chance: float, skipped: int, most: int) -> int:
         """All that are possible."""
         return most
 
+    def worth(self, gains: tuple[float, ...]) -> int:
+        """All that are possible."""
+        return len(gains)
+
     def pays(self, chance: float) -> bool:
         """All do."""
         return True
+
+    def spend(self, seconds: float) -> None:
+        """There is always time."""
 
 
 def looking_up(*, has_trees: bool = False, num_drafts: int = 7, **ngram: object) -> NgramDrafter:

@@ -51,7 +51,7 @@ LOOKING_UP = st.builds(
     capacity=st.sampled_from([64, 4096]),
     max_window=st.sampled_from([1, 4]),
 )
-OWN = st.builds(OwnDrafter, st.integers(1, 5), branches=st.integers(1, 2))
+OWN = st.builds(OwnDrafter, st.integers(1, 5), branches=st.integers(1, 2), depth=st.integers(1, 3))
 
 
 class Machine(RuleBasedStateMachine):

@@ -71,6 +71,11 @@ class Speculation(Protocol):
         ...
 
     @property
+    def topk(self) -> int:
+        """Branches of a draft at each position."""
+        ...
+
+    @property
     def draft_model(self) -> DraftFiles:
         """The model that does."""
         ...
@@ -132,7 +137,7 @@ def read_draft_config(
     except ModelError as error:
         text = str(error).replace("--decrypted-config-file", "--decrypted-draft-config-file")
         raise ModelError(f"{OPTION} {path}: {text}") from error
-    _check(found, path, target)
+    _check(found, path, target, speculation.topk)
     if (quantization := found.model.quantization) is not None:
         model = structs.replace(found.model, quantization=quantization.on_device(schemes))
         heads = tuple(structs.replace(head, layers=model) for head in found.heads)
@@ -140,15 +145,14 @@ def read_draft_config(
     return found
 
 
-def _check(found: DraftConfig, path: str, target: ModelConfig) -> None:
+def _check(found: DraftConfig, path: str, target: ModelConfig, branches: int) -> None:
     model = found.model
     if model.pooling is not None or model.encoder is not None:
         raise ModelError(f"{OPTION} {path} generates no tokens; give a model that does")
-    if model.recurrent is not None:
+    if model.recurrent is not None and branches > 1:
         raise ModelError(
-            f"{OPTION} {path} has recurrent layers, and cached prefixes hold keys and values of a draft "
-            "model and no states: it would compute every prompt from its beginning; give a model with "
-            "attention in all of its layers"
+            f"--speculative-eagle-topk {branches} asks for trees of drafts, and {OPTION} {path} has "
+            "recurrent layers, which go from one token to the next; take 1"
         )
     if model.vocab_size != target.vocab_size:
         raise ModelError(

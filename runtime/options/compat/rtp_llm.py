@@ -51,6 +51,7 @@ SAME: tuple[tuple[str, Value, str, dict[str, Value]], ...] = (
         "--speculative-algorithm",
         {
             "vanilla": None,
+            "none": None,
             "": None,
             "deterministic": "NGRAM",
             "mtp": "NEXTN",
@@ -61,7 +62,9 @@ SAME: tuple[tuple[str, Value, str, dict[str, Value]], ...] = (
     ("--sp-min-token-match", 2, "--speculative-ngram-min-match-window-size", {}),
     ("--sp-max-token-match", 2, "--speculative-ngram-max-match-window-size", {}),
     # drafts there, here with the token that they follow
-    ("--gen-num-per-cycle", 1, "--speculative-num-draft-tokens", {str(n): n + 1 for n in range(1, 32)}),
+    ("--gen-num-per-cycle", 1, "--speculative-num-draft-tokens", {str(n): n + 1 for n in range(1, 256)}),
+    ("--sp-checkpoint-path", "", "--speculative-draft-model-path", {}),
+    ("--sp-quantization", "", "--speculative-draft-model-quantization", {}),
     ("--remote-vit-server-ip", None, "--encoder-urls", {}),
     (
         "--load-balance",
@@ -136,6 +139,7 @@ SUPERSEDED: tuple[tuple[str, Value, str, str], ...] = (
         "/metrics has histograms of all steps.",
     ),
     ("--step-records-max-size", 1000, "Step times that are kept.", "/metrics has histograms of all steps."),
+    ("--sp-act-type", "", "Number format of the draft model.", "it is that of the model (--dtype)."),
     (
         "--sp-model-type",
         "",
@@ -237,12 +241,6 @@ PLANNED: tuple[tuple[str, Value, str, str], ...] = (
     ("--enable-device-perf", False, "Measure the device's speed at start.", ""),
     ("--ft-core-dump-on-exception", False, "Dump core on an exception.", "see --crash-dump-folder"),
     ("--gen-timeline-sync", False, "Collect a timeline of steps.", ""),
-    (
-        "--tree-decode-config",
-        "",
-        "File with the tree of a draft.",
-        "see --speculative-eagle-topk and --speculative-ngram-min-bfs-breadth, which shape trees",
-    ),
     ("--remote-rpc-server-ip", None, "Address of the prefill server.", "see --disaggregation-mode"),
     (
         "--decode-cm2-config",

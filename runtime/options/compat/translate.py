@@ -179,6 +179,19 @@ def _complete(collector: _Collector) -> None:
     if "--model-path" not in settings:
         notes.append("no model is named: without --model-path the small one inside this package answers")
     _divide_context(collector)
+    _name_next_token_layers(collector)
+
+
+def _name_next_token_layers(collector: _Collector) -> None:
+    """RTP-LLM drafts with next-token layers by the type EAGLE too: the family of the draft model says so."""
+    settings = collector.settings
+    kinds = [
+        values[0]
+        for flag, values in flags(collector.invocation.words, collector.invocation.engine)
+        if canonical(flag) == "--sp-model-type" and values
+    ]
+    if settings.get("--speculative-algorithm") == "EAGLE" and any(kind.endswith("mtp") for kind in kinds):
+        settings["--speculative-algorithm"] = "NEXTN"
 
 
 def _divide_context(collector: _Collector) -> None:

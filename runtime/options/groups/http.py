@@ -243,6 +243,13 @@ class Api(Group, frozen=True, kw_only=True):
             "Sample tokens one by one also where the grammar of a request forces them; the text is the same."
         ),
     ] = False
+    tree_decode_config: A[
+        str | None,
+        option(
+            "JSON file of the sequences of tokens that answers may be.",
+            note="RTP-LLM's format; a name alone is in the model's folder; see structured.md",
+        ),
+    ] = None
     grammar_timeout: A[
         Seconds, option("Seconds that compiling a grammar may take; a request that needs more is refused.")
     ] = 10.0

@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec import Meta
 
 from runtime.messages import speculation as messages
-from runtime.options.declare import Auto, Count, Derived, Group, option, superseded
+from runtime.options.declare import Auto, Count, Derived, Group, Value, option, superseded
 from runtime.options.groups.experts import MoeExchange, MoeRunner
 from runtime.options.groups.model import LoadFormat
 from runtime.options.groups.precision import Quantization
@@ -183,6 +183,12 @@ class SpeculationPlan(Speculation, frozen=True, kw_only=True):
             accept_single=self.speculative_accept_threshold_single,
             accept_acc=self.speculative_accept_threshold_acc,
         )
+
+
+def own_checkpoints(model_path: str) -> dict[Value, Derived]:
+    """Values of --speculative-draft-model-path that mean the layers in the model's own checkpoint."""
+    none = Derived(None, "that is the model itself, whose next-token layers make the drafts")
+    return dict.fromkeys((model_path, model_path.rstrip("/"), model_path.rstrip("/") + "/"), none)
 
 
 def speculative_num_steps(algorithm: str | None, num_tokens: int | Auto) -> Derived:

@@ -56,6 +56,20 @@ def grammars_can_be_masked(plan: Plan, model: ModelFacts, device: DeviceFacts) -
     return None
 
 
+def trees_have_grammars(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """A tree of tokens is a mask over logits, as grammars are."""
+    if plan.api.tree_decode_config is None:
+        return None
+    if plan.kernels.grammar_backend == "none":
+        return (
+            "--tree-decode-config masks tokens as grammars do, and there are none here "
+            "(--grammar-backend none); take another --grammar-backend, or leave it out"
+        )
+    if model.pooling is not None:
+        return "--tree-decode-config is of answers, and this model makes vectors; leave it out"
+    return None
+
+
 def processors_have_logits(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Logit processors need a device that computes logits."""
     if plan.api.enable_custom_logit_processor and device.name == "null":
@@ -196,6 +210,7 @@ OPTION_RULES: tuple[OptionRule, ...] = (
 PLAN_RULES: tuple[PlanRule, ...] = (
     context_within_model,
     grammars_can_be_masked,
+    trees_have_grammars,
     processors_have_logits,
     hidden_states_are_computed,
     pooled_texts_stay_whole,

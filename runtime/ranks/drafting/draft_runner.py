@@ -28,6 +28,7 @@ from runtime.layers.sampling.sampler import clean, host_uniform
 from runtime.layers.upload import upload, upload_int64
 from runtime.messages.speculation import Speculation
 from runtime.messages.steps import Admit, Samples, StepPlan
+from runtime.ranks.drafting.draft_states import DraftStates
 from runtime.ranks.drafting.head_network import HeadsInTurn
 from runtime.ranks.drafting.network import Computed, Network
 from runtime.ranks.drafting.own_rows import Drafted, OwnRows, own_rows, with_trees
@@ -59,14 +60,17 @@ class DraftRunner:
         speculation: Speculation,
         dtype: torch.dtype,
         logits_ops: LogitsOps,
+        recurrent: DraftStates | None = None,
     ) -> None:
-        """`kv`: keys and values of the draft model's layers; `dtype`: of states."""
+        """`kv`: keys and values of the draft model's layers; `dtype`: of hidden states; `recurrent`: states
+        of its recurrent layers, None: it has none."""
         self.device = device
         self._network: Network | None = network
         self.slots = slots
         self.kv = kv
         self.page_size = page_size
         self.logits_ops = logits_ops
+        self.recurrent = recurrent
         self.is_host = device.torch_device.type == "cpu"  # the host knows at once what the device computes
         self.branches = speculation.topk if has_trees(speculation, device.facts) else 1
         self.num_levels = speculation.num_steps
@@ -91,11 +95,15 @@ class DraftRunner:
         if self._network is not None:
             self._network.forget()
         self.kv.clear()
+        if self.recurrent is not None:
+            self.recurrent.memory.release()
 
     def admit(self, admits: list[Admit]) -> None:
         """Slots are taken by other sequences, whose cached pages have entries."""
         slots, lengths = [admit.slot for admit in admits], [admit.length for admit in admits]
         self.pending.admit(np.array(slots, np.int64), np.array(lengths, np.int64))
+        if self.recurrent is not None and slots:
+            self.recurrent.admit(slots)
 
     # ── before the target's forward ───────────────────────────────────────────────────────────────────────
 
@@ -130,7 +138,10 @@ class DraftRunner:
         at = starts - self.network.shift  # the entry that gives the first draft
         found: Computed | None
         found, tokens, _ = self.catch_up(slots, starts)
-        self.pending.reached(slots, at + (1 if self.network.shift else rows.counts))
+        is_made_again = self.network.shift > 0 or self.recurrent is not None  # what drafts give, if accepted
+        self.pending.reached(slots, at + (1 if is_made_again else rows.counts))
+        if self.recurrent is not None:
+            self.recurrent.look_ahead(slots[rows.counts > 1])
         drafts = torch.empty(len(slots), int(rows.counts.max()), dtype=torch.int64, device=tokens.device)
         active = np.arange(len(slots))
         for depth in range(drafts.shape[1]):
@@ -149,6 +160,7 @@ class DraftRunner:
                 tokens[index],
                 None if found.states is None else found.states[index],
                 np.arange(len(active)),
+                is_ahead=True,
             )
         return drafts
 
@@ -286,10 +298,14 @@ class DraftRunner:
         samples: np.ndarray,
         depths: np.ndarray | None = None,
         parents: dict[int, np.ndarray] | None = None,
+        *,
+        is_ahead: bool = False,
     ) -> Computed | None:
         """Makes `counts` entries from `starts` on for each slot. `depths`, int64 [T], and `parents`
-        (AttentionRows): of rows that are trees."""
+        (AttentionRows): of rows that are trees; `is_ahead`: of drafts, which may be rejected."""
         batch = self.batch(slots, starts, counts, tokens)
+        if self.recurrent is not None:
+            batch = replace(batch, states=self.recurrent.rows(slots, counts, is_ahead=is_ahead))
         if parents is not None and depths is not None:
             rows = AttentionRows(0, slots, starts, counts.astype(np.int32), parents)
             tables = self.slots.page_tables[:1]

@@ -20,6 +20,7 @@ from runtime.models.base import Model, generative
 from runtime.models.config.draft_config import read_draft_config
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.quantization_schemes import SCHEMES, require_supported
+from runtime.models.config.recurrent_config import Recurrent
 from runtime.models.draft_heads import DraftHead, NextTokenHeads, read_token_map
 from runtime.models.hybrid import HybridDecoder
 from runtime.models.llama import Llama
@@ -37,6 +38,7 @@ class LoadedDraft:
 
     network: Network
     num_bytes: int
+    recurrent: Recurrent | None = None  # its recurrent layers; None: it has none
 
 
 class DraftLoader:
@@ -73,7 +75,7 @@ class DraftLoader:
         if not heads:
             loaded = WeightsLoader(self.device, self.start, model, self.dtype, self.schemes).load(progress)
             network: Network = OwnModel(self.device, generative(loaded.model), model.windows)
-            return LoadedDraft(network, loaded.num_bytes)
+            return LoadedDraft(network, loaded.num_bytes, model.recurrent)
         if not isinstance(target, Llama) or type(target).piecewise not in KNOWN_FORWARDS:
             raise ModelError(
                 f"--speculative-algorithm {self.speculation.algorithm} does not know the hidden states of "

@@ -2,8 +2,9 @@
 
 A node's score is the probability of its path by the draft model. From level to level the likeliest new nodes
 are looked behind, and of all nodes found the likeliest are drafts: parents are likelier than their children,
-so what is chosen hangs together. What sampling will take if the draft model is right counts as the likeliest
-of its siblings.
+so what is chosen hangs together. A tree ends where none of its new nodes is among these: it is deep where the
+model is certain, and broad where it is not. What sampling will take if the draft model is right counts as the
+likeliest of its siblings.
 
 A level's pass computes the tree above it again: attention knows trees of a row's own queries only.
 """
@@ -48,6 +49,13 @@ class Tree:
     def best(self, nodes: list[int], count: int) -> list[int]:
         """The likeliest of these nodes, the earlier ones of equals, in the order in which they were found."""
         return sorted(sorted(nodes, key=lambda node: (-self.scores[node], node))[:count])
+
+    def beam(self, nodes: list[int], branches: int, count: int) -> list[int]:
+        """Those of the `nodes` of one level that are worth looking behind where `count` are to be drafts: at
+        most `branches`, and none behind which no other can be among the `count` likeliest."""
+        likely = set(self.best(list(range(len(self.tokens))), count - 1))
+        room = min(branches, count - len(self.expanded))
+        return [node for node in self.best(nodes, room) if node in likely]
 
     def drafts(self, count: int) -> tuple[list[int], list[int]]:
         """The likeliest nodes: their tokens, and which token of the row each follows, 0 being its last. Where
@@ -95,8 +103,8 @@ class Trees:
         new = self.add(found, everything, [-1] * len(everything), branches)
         for _ in range(num_levels - 1):
             beams = [
-                tree.best(nodes, min(branches, int(room) - len(tree.expanded)))
-                for tree, nodes, room in zip(self.trees, new, self.rows.counts, strict=True)
+                tree.beam(nodes, branches, count)
+                for tree, nodes, count in zip(self.trees, new, self.rows.counts.tolist(), strict=True)
             ]
             if not any(beams):
                 break

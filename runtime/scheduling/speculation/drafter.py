@@ -12,5 +12,6 @@ def open_drafter(speculation: Speculation | None, *, has_trees: bool = False) ->
     if speculation is None or not speculation.max_drafts:
         return None
     if speculation.is_own:
-        return OwnDrafter(speculation.max_drafts, branches=speculation.topk if has_trees else 1)
+        branches = speculation.topk if has_trees else 1
+        return OwnDrafter(speculation.max_drafts, branches=branches, depth=speculation.num_steps)
     return NgramDrafter(speculation, has_trees=has_trees)

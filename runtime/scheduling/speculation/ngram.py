@@ -29,7 +29,8 @@ PAUSED_PART = 8
 SHORT_LOOKS = (
     16  # where guesses of windows of less than LONG tokens do not pay, one look in so many tries them
 )
-LOOK_S, INDEX_S = 25e-6, 0.15e-6  # what a look takes, and a token of an index of one window
+# what a look takes, texts that are taken in for an index of one window, and a token of it
+LOOK_S, TAKE_S, INDEX_S = 40e-6, 30e-6, 0.35e-6
 MOST_UNSEEN = 64  # tokens since the last look; after more a match is looked for again
 
 
@@ -112,7 +113,7 @@ class NgramDrafter(Drafter):
         if waiting and self.pace.has_time and (rows <= FEW_ROWS or waiting >= TAKEN_IN):
             num_windows = len(self.lengths) if self.pace.pays(self.chances.usual(self.lengths[-1])) else 1
             self.corpus.take_in(TAKEN_IN, num_windows)
-            self.pace.spend(min(waiting, TAKEN_IN) * num_windows * INDEX_S)
+            self.pace.spend(num_windows * (TAKE_S + min(waiting, TAKEN_IN) * INDEX_S))
         return 0 if self.pace.has_time or self._following else self.pace.rests()
 
     def learn(self, rows: int, drafts: int, seconds: float) -> None:

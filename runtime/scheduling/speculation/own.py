@@ -3,6 +3,7 @@
 from runtime.cache.sequence import Sequence
 from runtime.scheduling.drafts import Draft, Drafter
 from runtime.scheduling.speculation.pace import Chances, Pace, Record
+from runtime.scheduling.speculation.tree_gains import tree_gains, tree_trials
 
 # of a sequence's tokens; a draft model that knows less of them guesses badly
 MOST_UNFOLLOWED = 1 / 8
@@ -16,11 +17,14 @@ class OwnDrafter(Drafter):
 
     is_own = True
 
-    def __init__(self, max_drafts: int, *, branches: int = 1, pace: Pace | None = None) -> None:
-        """`max_drafts`: of a row. With several `branches` at a position a row has all of its drafts or
-        none."""
+    def __init__(
+        self, max_drafts: int, *, branches: int = 1, depth: int = 1, pace: Pace | None = None
+    ) -> None:
+        """`max_drafts`: of a row. With several `branches` at a position they form a tree, at most `depth`
+        behind one another."""
         self.max_drafts = max_drafts
         self.branches = branches
+        self.depth = depth
         self.follows = True
         self.pace = pace or Pace()
         self.chances = Chances()
@@ -51,19 +55,24 @@ class OwnDrafter(Drafter):
         if most <= 0 or not self.follows or sequence.unfollowed > first * MOST_UNFOLLOWED:
             return None
         chance = self.chances.of(1, self._record(sequence))
-        count = self.pace.count(chance, 0, most)
+        if self.branches > 1:
+            count = self.pace.worth(tree_gains(chance, self.branches, self.depth, most))
+        else:
+            count = self.pace.count(chance, 0, most)
         if count:
             self._paid = self._step
-        if self.branches > 1 and count:
-            count = most
-        if not count and self._step % PROBE_STEPS == sequence.id % PROBE_STEPS:
-            count = most if self.branches > 1 else 1
+        elif self._step % PROBE_STEPS == sequence.id % PROBE_STEPS:
+            count = min(most, self.branches)
         return Draft.own(count) if count else None
 
     def landed(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """Drafts of the sequence were verified: the accepted ones were right, and one after them wrong."""
-        is_wrong = num_accepted < num_drafts // self.branches
-        self._record(sequence).add(num_accepted, is_wrong)
+        record = self._record(sequence)
+        if self.branches > 1:
+            trials = tree_trials(self.chances.of(1, record), self.branches, self.depth, num_drafts)
+            return self.chances.add_tree(1, num_accepted, trials, record)
+        is_wrong = num_accepted < num_drafts
+        record.add(num_accepted, is_wrong)
         self.chances.add(1, num_accepted, is_wrong)
 
     def ended(self, sequence: Sequence) -> None:

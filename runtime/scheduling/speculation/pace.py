@@ -12,6 +12,7 @@ FIRST_WEIGHT = 16  # steps with drafts after which what was learnt counts as muc
 KNOWN_STEPS = 64  # after which not every step without drafts is learnt, but one of SOME
 SOME, FEW = 8, 256  # and where there were no drafts for QUIET_STEPS, one of FEW
 QUIET_STEPS = 256
+LEARNT_AFTER_S = 6e-3  # of steps: learning from one takes 30 µs, and so not more than half a per cent of them
 OUTLIER = 1.5  # times longer than expected: what a step counts for at most
 PROBE = 32  # times that drafts with a good chance did not pay, after which they are made once all the same
 GOOD_CHANCE = 0.8
@@ -50,6 +51,12 @@ class Record:
             self.right *= RECENT
             self.trials = self.trials * RECENT + 1.0
 
+    def add_trials(self, num_right: int, trials: float) -> None:
+        """So many more guesses that were right, in so many trials."""
+        weight = RECENT**trials
+        self.right = self.right * weight + num_right
+        self.trials = self.trials * weight + trials
+
 
 class Chances:
     """How often guesses were right, by the length of what they matched."""
@@ -58,7 +65,7 @@ class Chances:
         self._right = [4.0 * chance for chance in FIRST_CHANCES]
         self._trials = [4.0] * len(FIRST_CHANCES)
 
-    def add(self, matched: int, num_right: int, num_wrong: int) -> None:
+    def add(self, matched: int, num_right: int, num_wrong: float) -> None:
         """Guesses after a match of `matched` tokens."""
         kind = self._kind(matched)
         self._right[kind] += num_right
@@ -71,6 +78,12 @@ class Chances:
         """The chance of the next guess of a sequence with this record, and of each after it."""
         chance = (record.right + OWN_WEIGHT * self.usual(matched)) / (record.trials + OWN_WEIGHT)
         return chance if chance < SURE else SURE
+
+    def add_tree(self, matched: int, num_right: int, trials: float, record: Record) -> None:
+        """A tree of guesses brought `num_right` tokens, to which a chance of each brings them in `trials`
+        trials on average. Adds them to the sequence's record as well."""
+        record.add_trials(num_right, trials)
+        self.add(matched, num_right, trials - num_right)
 
     def usual(self, matched: int) -> float:
         """The chance of a guess after a match of `matched` tokens, of any sequence."""
@@ -94,6 +107,7 @@ class Pace:
         self._seen = 0  # steps
         self._quiet = 0  # of these since the last one with drafts
         self._learnt_at = 0  # the one that was learnt last
+        self._unlearnt_s = 0.0  # that steps have taken since
         self._with_drafts = 0  # steps learnt that had some
         self._usual = 1.0  # drafts of a step that has some
         self._fit = (0.0, 0.0, 0.0, 0.0)
@@ -109,7 +123,9 @@ class Pace:
         self._seen += steps
         self._quiet += steps
         least = steps * (LOOP_STEP_S + rows * LOOP_ROW_S)
-        left = self._looking_s + LOOKING * (seconds if seconds > least else least)
+        seconds = seconds if seconds > least else least
+        self._unlearnt_s += seconds
+        left = self._looking_s + LOOKING * seconds
         self._looking_s = left if left < MOST_LOOKING_S else MOST_LOOKING_S
         if left > WAITED_S:
             self.has_time = True
@@ -131,11 +147,14 @@ class Pace:
         self.passed(rows, 1, seconds)
         if drafts:
             self._quiet = 0
+            if self._with_drafts >= KNOWN_STEPS and self._unlearnt_s < LEARNT_AFTER_S:
+                return
         elif self._seen > KNOWN_STEPS:
             # there are many of these, and learning takes as long as planning some rows
-            if self._seen - self._learnt_at < (SOME if self._quiet < QUIET_STEPS else FEW):
+            few = self._seen - self._learnt_at < (SOME if self._quiet < QUIET_STEPS else FEW)
+            if few or self._unlearnt_s < LEARNT_AFTER_S:
                 return
-        self._learnt_at = self._seen
+        self._learnt_at, self._unlearnt_s = self._seen, 0.0
         features = (1.0, float(rows), float(drafts > 0), float(drafts))
         if self._costs.num_learnt > MIN_STEPS:  # a step that waited for a core says nothing of its rows
             expected = sum([cost * feature for cost, feature in zip(self._fit, features, strict=True)])
@@ -166,6 +185,19 @@ class Pace:
         if not self._is_ready:
             self._expect()
         return chance * self._seconds > self._draft_s * self._tokens
+
+    def worth(self, gains: tuple[float, ...]) -> int:
+        """How many drafts of a row pay, where each further one adds these tokens to what the step brings,
+        falling."""
+        if not self._is_ready:
+            self._expect()
+        seconds, tokens, cost = self._seconds, self._tokens, self._draft_s
+        for count, gain in enumerate(gains):
+            if gain * seconds <= cost * tokens:
+                return count
+            tokens += gain
+            seconds += cost
+        return len(gains)
 
     def count(self, chance: float, skipped: int, most: int) -> int:
         """How many drafts of a row pay, at most `most`, where each is right with `chance` if all before it

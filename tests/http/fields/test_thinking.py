@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.actors.tokenizer import open_marks
+from runtime.actors.constraints import open_marks
 from runtime.http.app import http_app
 from runtime.http.fields.thinking import has_budgets
 from runtime.messages.sampling import ThinkingLimit

@@ -115,6 +115,30 @@ CASES: list[tuple[str, str, str]] = [  # their command, ours after `runtime serv
         "--speculative-ngram-max-match-window-size 5 --speculative-num-draft-tokens 5 --port 8088",
         "",
     ),
+    (
+        RTP + "--sp_type mtp --sp_model_type deepseek-v3-mtp --gen_num_per_cycle 3 --sp_checkpoint_path /mtp "
+        "--sp_act_type bf16 --force_stream_sample 0 --force_score_context_attention 1",
+        "--speculative-algorithm NEXTN --speculative-num-draft-tokens 4 --speculative-draft-model-path /mtp "
+        "--port 8088",
+        "--sp_model_type is left out: --speculative-draft-model-path has a config.json, which says it",
+    ),
+    (
+        RTP + "--sp_type eagle --sp_model_type qwen35_moe_mtp --gen_num_per_cycle 4",
+        "--speculative-algorithm NEXTN --speculative-num-draft-tokens 5 --port 8088",
+        "",
+    ),
+    (
+        RTP + "--sp_type eagle --sp_model_type qwen_2-eagle --sp_checkpoint_path /head",
+        "--speculative-algorithm EAGLE --speculative-draft-model-path /head --port 8088",
+        "",
+    ),
+    (RTP + "--tree_decode_config t.json", "--tree-decode-config t.json --port 8088", ""),
+    (
+        "SP_TYPE=eagle3 SP_CHECKPOINT_PATH=/head TREE_DECODE_CONFIG=t.json " + RTP + "--gen_num_per_cycle 2",
+        "--speculative-algorithm EAGLE3 --speculative-draft-model-path /head --tree-decode-config t.json "
+        "--speculative-num-draft-tokens 3 --port 8088",
+        "",
+    ),
     (RTP + "--world_size 2", "--port 8088", "--world_size is left out: the number of ranks follows"),
 ]
 
