@@ -111,11 +111,12 @@ class HostTier:
         """The page of `node` was published: the plan at hand or a submitted step computes it. `is_running`:
         for a sequence that goes on, and has it locked."""
         if self.policy.hits == 0:
-            if self.saves_in_step and is_running and not node.host and (host := self._room()):
+            if not (self.saves_in_step and is_running):
+                self._plan_save(node)
+            elif not (node.host or node.is_due) and (host := self._room()):
+                # without room it stays where it is: the next plan would evict the pages before it for it
                 _place(self.tree, node, host)
                 self._computed.append((node, node.page, host))
-            else:
-                self._plan_save(node)
 
     def used(self, node: Node) -> None:
         """A sequence was admitted with the prefix down to `node`."""

@@ -59,7 +59,7 @@ class Reader:
         path = self._path(position, position + 1)
         if not path:
             return not self._room.sequence.is_finished
-        return path[0].is_due or path[0].save_step != 0
+        return path[0].is_due or (path[0].host != 0 and path[0].save_step != 0)
 
     def state(self, end: int) -> tuple[int, StatePin] | None:
         """The last state behind one of the first `end` pages that were asked for, and how many pages of the

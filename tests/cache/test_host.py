@@ -82,6 +82,12 @@ def test_pages_that_others_wait_for_are_saved_by_the_step_that_computes_them() -
     second = sequence(6, 7, 8)
     page_copies = it.plan(second)  # takes the room of the oldest one
     assert page_copies is not None and page_copies.computed_pages.tolist() == second.pages[:1]
+    it.confirm()
+    it.cache.release(second)
+    longer = sequence(9, 9, 8, 8, 7, 7, 6)
+    page_copies = it.plan(longer)
+    assert page_copies is not None and page_copies.computed_pages.tolist() == longer.pages[:2]
+    assert it.plan() is None, "the first pages of a prompt keep their room"
 
 
 def test_selective_saves_what_a_second_sequence_finds() -> None:
