@@ -6,8 +6,9 @@ Pages: MiB/s of pages from host memory to host memory over loopback, as two serv
 both sides), beside a plain socket that moves the same bytes between two processes, in turns. And of pages
 that one server reads in the memory of another on the same machine (shm), beside memcpy.
 
-First token: time from sending a prompt to the first token, of one server that does all, and of a pair that is
-asked as a router asks them, in turns, on random prompts. The model is random: --model-path takes another one.
+First token: time from sending a prompt to the end of an answer of one token, of one server that does all, and
+of a pair that is asked as a router asks them, in turns, on random prompts; and the same of two tokens, of
+which the second one waits for all pages. The model is random: --model-path takes another one.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import socket
 import threading
 import time
 import urllib.request
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -160,9 +162,10 @@ def read_shared(num_pages: int) -> tuple[float, float]:
     return num_mib / median(times[False]), num_mib / median(times[True])
 
 
-def first_token_ms(port: int, ids: list[int], transfer: Transfer | None) -> float:
-    """Time to the first token of a server."""
-    body = {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
+def first_token_ms(port: int, ids: list[int], transfer: Transfer | None, count: int = 1) -> float:
+    """Time to the first token of a server, or to `count` of them."""
+    params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
+    body = {"input_ids": ids, "sampling_params": params}
     headers = {"content-type": "application/json"}
     if transfer is not None:
         headers[HEADER] = header_value(KEY, transfer)
@@ -173,12 +176,12 @@ def first_token_ms(port: int, ids: list[int], transfer: Transfer | None) -> floa
     return (time.perf_counter() - begin) * 1e3
 
 
-def pair_ms(prefill: int, decode: int, source: str, ids: list[int]) -> float:
-    """Time to the first token of a pair."""
+def pair_ms(prefill: int, decode: int, source: str, ids: list[int], count: int) -> float:
+    """Time to `count` tokens of a pair."""
     room = secrets.randbits(60)
     prompt = threading.Thread(target=first_token_ms, args=(prefill, ids, Transfer(room)))
     prompt.start()
-    taken = first_token_ms(decode, ids, Transfer(room, source))
+    taken = first_token_ms(decode, ids, Transfer(room, source), count)
     prompt.join()
     return taken
 
@@ -200,12 +203,13 @@ def first_tokens(args: Any) -> list[dict[str, Any]]:
             server(*own, *prefill) as (first, _, _),
             server(*own, "--disaggregation-mode", "decode") as (second, _, _),
         ):
-            for length in args.tokens:
+            source = f"127.0.0.1:{pages_port}"
+            for length, count in product(args.tokens, (1, 2)):
                 times: dict[str, list[float]] = {"alone": [], "pair": []}
                 for number in range(args.prompts + 2):
                     ids = [random.randrange(200) for _ in range(length)]
-                    one = first_token_ms(alone, ids, None)
-                    two = pair_ms(first, second, f"127.0.0.1:{pages_port}", ids)
+                    one = first_token_ms(alone, ids, None, count)
+                    two = pair_ms(first, second, source, ids, count)
                     if number > 1:  # after a warm-up
                         times["alone"].append(one)
                         times["pair"].append(two)
@@ -213,6 +217,7 @@ def first_tokens(args: Any) -> list[dict[str, Any]]:
                 rows.append(
                     {
                         "tokens": length,
+                        "answer": count,
                         "one_server_ms": round(one, 1),
                         "pair_ms": round(two, 1),
                         "more_ms": round(two - one, 1),

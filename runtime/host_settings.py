@@ -11,6 +11,7 @@ def host_config(plan: Plan, num_pages: int, num_states: int) -> HostConfig:
         num_states=num_states,
         write_policy=_write_policy(plan),
         has_storage=plan.tiers.hicache_storage_backend is not None,
+        saves_in_step=plan.disaggregation.disaggregation_mode == "prefill",
     )
 
 

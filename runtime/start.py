@@ -34,6 +34,7 @@ from runtime.regular_file import check_writable
 from runtime.scheduling.expert_location import places_at_start
 from runtime.service import ModelCard
 from runtime.settings import TextSetup, model_card, model_config, open_text
+from runtime.storage.buffers import PACKAGES, missing
 from runtime.storage.settings import backend_settings
 from runtime.text.open_media import open_transcription
 from runtime.transfer.engines import check_backend
@@ -219,6 +220,11 @@ def check_classes(plan: Plan) -> None:
                 f"--custom-weight-loader {path} can't be loaded ({problem}); give package.module:function of "
                 "a module that Python finds"
             )
+    package = PACKAGES.get(plan.tiers.hicache_storage_backend or "")
+    if package is not None and all(class_problem(module, "") for module in package.modules):
+        raise StartError(
+            missing(str(plan.tiers.hicache_storage_backend), class_problem(package.modules[0], ""))
+        )
     if plan.tiers.hicache_storage_backend == "dynamic":
         path = str(backend_settings(plan.tiers.hicache_storage_backend_extra_config)["module"])
         module, _, name = path.partition(":")

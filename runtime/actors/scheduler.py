@@ -33,6 +33,7 @@ from runtime.messages.scheduler import (
     Pause,
     Refused,
     ResumePlanning,
+    StepTokens,
     Stopped,
     SuspendPlanning,
     ToDetokenizer,
@@ -49,6 +50,10 @@ from runtime.scheduling.scheduler import Scheduler
 
 class Storage(Protocol):
     """The storage tier, as far as the scheduler actor calls it; actors/storage.py is one."""
+
+    def sampled(self, tokens: StepTokens) -> None:
+        """A step has brought tokens; called before `saved`."""
+        ...
 
     def saved(self) -> None:
         """Pages may have come to host memory."""
@@ -188,7 +193,9 @@ class SchedulerActor(SchedulerRounds[S]):
             await self._wake.wait()
             while results := steps.results():
                 for result in results:
-                    await self.take(result)
+                    tokens = await self.take(result)
+                    if self._storage is not None:
+                        self._storage.sampled(tokens)
             if self._storage is not None:
                 self._storage.saved()
             if steps.died is not None:

@@ -83,8 +83,8 @@ class SchedulerRounds(Generic[S]):
         self._audited_s = -AUDIT_EVERY_S
         self._pausing: list[Pause | SuspendPlanning] = []  # to be answered when no step is in flight
 
-    async def take(self, result: StepResult) -> None:
-        """Takes in the result of the oldest step in flight."""
+    async def take(self, result: StepResult) -> StepTokens:
+        """Takes in the result of the oldest step in flight. -> its tokens"""
         tokens = self.scheduler.apply(result)
         self._meter.step(monotonic(), tokens, result.compute_s)
         await self._send(tokens)
@@ -92,10 +92,16 @@ class SchedulerRounds(Generic[S]):
             request, failing = self.scheduler.failed.pop()
             status, message = FAILINGS[failing]
             await self._fail(request, status, message.format(id=request.request_id))
+        return tokens
 
     async def begin_round(self) -> None:
-        """What precedes planning: answers that are due, and requests whose time is up."""
+        """What precedes planning: answers that are due, tokens that came without a step, and requests whose
+        time is up."""
         self._answer_pauses()
+        early, self.scheduler.early = self.scheduler.early, []
+        for tokens in early:
+            self._meter.tokens(monotonic(), tokens)
+            await self._send(tokens)
         if self.scheduler.deadlines.next_s <= monotonic():
             for refusal, ids in self.scheduler.expire(monotonic()):
                 self._meter.refused(ids)

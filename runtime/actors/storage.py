@@ -31,6 +31,7 @@ from runtime.actors.storage_fetches import Fetch, Fetching, StoredStates, Views,
 from runtime.cache.sequence import Sequence
 from runtime.cache.storage_connector import Pin, StatePin, StorageConnector
 from runtime.devices.host_memory import HostPages
+from runtime.messages.scheduler import StepTokens
 from runtime.metrics import Metrics
 from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
@@ -177,6 +178,9 @@ class StorageActor:
     @property
     def _writings(self) -> list[Writing]:
         return [one for one in (self._writing, self._writing_states) if one is not None]
+
+    def sampled(self, tokens: StepTokens) -> None:
+        """A step has brought tokens, which storage does not keep."""
 
     def saved(self) -> None:
         """Pages and states may have arrived in host memory; called after each result."""

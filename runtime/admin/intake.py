@@ -94,7 +94,7 @@ class Intake:
             )
         check_task(request, self._pooling)
         if request.transfer is not None:
-            request = refuse() if self._halves is None else self._halves.take(request)
+            request = refuse(request.transfer) if self._halves is None else self._halves.take(request)
         self._check_places(request.tenant)
         if request.session is not None:
             request, sink = self._sessions.begin(request, request.session, sink)

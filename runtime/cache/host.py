@@ -6,6 +6,8 @@ forward pass. Nothing here waits for them; they are correct because ranks run st
 - A page is saved by a later plan than the one that published it, so an earlier step has computed it. The
   plan that saves it may also evict it and give it away, since that step's saves come before its loads and
   its forward pass.
+- With `saves_in_step` a page is saved by the very plan that publishes it, behind the forward pass. That is
+  possible while a sequence computes it: the sequence has locked it, so the plan cannot give it away.
 - A load reads what an earlier step has saved, or a save of the same step, and comes before the forward pass.
 - Host pages that a plan saves to or loads from are pinned until the plan is complete. So no plan saves to
   one host page twice, or to a page that it also loads from. Later plans may use them for anything, since
@@ -59,6 +61,7 @@ class HostConfig(Struct, frozen=True, kw_only=True):
     write_policy: str = "write_through"
     num_states: int = 0  # states in host memory of the rank with the fewest; 0 is not used (host_states.py)
     has_storage: bool = False  # a storage tier takes confirmed pages (storage_connector.py)
+    saves_in_step: bool = False  # pages are saved by the step that computes them, as others wait for them
 
 
 class InFlightCopies(Struct, frozen=True):
@@ -77,11 +80,13 @@ class HostTier:
         self.policy = WRITE_POLICIES[config.write_policy]
         self.is_on = config.num_pages > 1
         self.has_storage = config.has_storage
+        self.saves_in_step = config.saves_in_step
         self.states: HostStates | None = None  # of recurrent layers
         self.confirmed: list[Node] = []  # nodes whose saves have completed since storage last took them
         # nodes to save, from the next plan on: pages published by a plan are computed by its step
         self._due: deque[Node] = deque()
         self._saves: list[tuple[Node, int, int]] = []  # of this plan: node, device page, host page
+        self._computed: list[tuple[Node, int, int]] = []  # as _saves, behind the forward pass
         self._loads: list[tuple[Node, int, int]] = []
         self._in_flight: deque[InFlightCopies] = deque()
         self.reserved: set[int] = set()  # host pages that a storage tier writes to
@@ -102,10 +107,16 @@ class HostTier:
             if node.page and not node.host:
                 self.save(node)
 
-    def published(self, node: Node) -> None:
-        """The page of `node` was published: a submitted step computes it."""
+    def published(self, node: Node, *, is_running: bool = False) -> None:
+        """The page of `node` was published: the plan at hand or a submitted step computes it. `is_running`:
+        for a sequence that goes on, and has it locked."""
         if self.policy.hits == 0:
-            self._plan_save(node)
+            if not (self.saves_in_step and is_running):
+                self._plan_save(node)
+            elif not (node.host or node.is_due) and (host := self._room()):
+                # without room it stays where it is: the next plan would evict the pages before it for it
+                _place(self.tree, node, host)
+                self._computed.append((node, node.page, host))
 
     def used(self, node: Node) -> None:
         """A sequence was admitted with the prefix down to `node`."""
@@ -124,9 +135,7 @@ class HostTier:
         """Adds a save of the page of `node` to the plan, if a host page can be had."""
         host = self._room()
         if host:
-            self.tree.put_host(node, host)
-            node.pins += 1
-            node.save_step = _PLANNED
+            _place(self.tree, node, host)
             self._saves.append((node, node.page, host))
 
     def load(self, node: Node) -> None:
@@ -137,25 +146,32 @@ class HostTier:
     @property
     def has_copies(self) -> bool:
         """Whether the plan has copies so far."""
-        return bool(self._saves or self._loads)
+        return bool(self._saves or self._loads or self._computed)
 
     def take(self, step: int) -> PageCopies | None:
         """The copies of the plan, which is complete and becomes `step`; None if there are none."""
         if not self.has_copies:
             return None
-        for node, _, _ in self._saves:
+        saves = [*self._saves, *self._computed]
+        for node, _, _ in saves:
             node.save_step = step
-        touched = [host for _, _, host in (*self._saves, *self._loads)]
+        touched = [host for _, _, host in (*saves, *self._loads)]
         self._touched.update(touched)
-        self._in_flight.append(InFlightCopies(step, [(node, host) for node, _, host in self._saves], touched))
+        self._in_flight.append(InFlightCopies(step, [(node, host) for node, _, host in saves], touched))
         _, save_pages, save_hosts = zip(*self._saves, strict=True) if self._saves else ((), (), ())
         _, load_pages, load_hosts = zip(*self._loads, strict=True) if self._loads else ((), (), ())
+        _, pages, hosts = zip(*self._computed, strict=True) if self._computed else ((), (), ())
         page_copies = PageCopies(
-            _pages(save_pages), _pages(save_hosts), _pages(load_hosts), _pages(load_pages)
+            _pages(save_pages),
+            _pages(save_hosts),
+            _pages(load_hosts),
+            _pages(load_pages),
+            _pages(pages),
+            _pages(hosts),
         )
-        for node, _, _ in (*self._saves, *self._loads):
+        for node, _, _ in (*saves, *self._loads):
             self.tree.unpin(node)
-        self._saves, self._loads = [], []
+        self._saves, self._loads, self._computed = [], [], []
         return page_copies
 
     def confirm(self, step: int) -> None:
@@ -208,6 +224,13 @@ class HostTier:
                 return 0
             self.tree.drop_host(victim)
         return hosts.allocate(1)[0]
+
+
+def _place(tree: PrefixTree, node: Node, host: int) -> None:
+    """Gives a node a host page, to which the plan saves its page."""
+    tree.put_host(node, host)
+    node.pins += 1
+    node.save_step = _PLANNED
 
 
 def _pages(pages: tuple[int, ...]) -> np.ndarray:

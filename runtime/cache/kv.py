@@ -221,7 +221,7 @@ class KVCache:
                 self.window.publish(sequence, node)
             if node.page == page:
                 if self.host.is_on:
-                    self.host.published(node)
+                    self.host.published(node, is_running=spare is None)
             else:
                 sequence.pages[row] = node.page
         sequence.node = node

@@ -72,16 +72,17 @@ class Admit(Struct, frozen=True, array_like=True):
 
 class PageCopies(Struct, frozen=True, array_like=True):
     """Pages that change tiers in a step, before its forward: all saves (device to host), then all loads (host
-    to device).
+    to device). Behind the forward come saves of pages that it has computed, where they are wanted at once.
 
-    A page that a step computes can be saved by a later step only. When a step's result is there, its saves
-    are in host memory.
+    When a step's result is there, its saves are in host memory.
     """
 
     save_pages: np.ndarray  # int32 [S]: device pages
     save_hosts: np.ndarray  # int32 [S]: the host pages they are copied to
     load_hosts: np.ndarray  # int32 [L]
     load_pages: np.ndarray  # int32 [L]
+    computed_pages: np.ndarray = NO_INTS  # int32 [C]: device pages that are saved behind the forward
+    computed_hosts: np.ndarray = NO_INTS  # int32 [C]
 
 
 class WindowPages(Struct, frozen=True, array_like=True):

@@ -2,7 +2,7 @@
 (runtime/transfer/).
 
     decode server ── Ask ─────────────────────────────────────────► prefill server
-                  ◄── Found ── Pages, bytes ── Waiting ── Pages, bytes … ── End ──
+                  ◄── Found ── Pages, bytes ── Waiting ── First ── Pages, bytes … ── End ──
                   ◄── Refused ──
 
 Where the decode server can read the other's memory (transfer/transports.py), no bytes follow:
@@ -26,6 +26,9 @@ class Transfer(Struct, frozen=True, array_like=True):
     room: int
     source: str = ""  # HOST:PORT of the server that computes the prompt; "": this one does
     proof: bytes = b""  # that it comes from a router with the key (transfer/key.py)
+    # of a request whose body names the room, as SGLang's router has it: the bearer token that came with it,
+    # which must be the key. The server's own mode says which half it is
+    bearer: bytes | None = None
 
 
 class Role(Struct, frozen=True):
@@ -59,6 +62,7 @@ class Ask(Struct, frozen=True, array_like=True, tag=True):
     keys: bytes  # of these pages, KEY_BYTES each
     num_there: int = 0  # of them, the first ones: they are there already, and lack a state behind them
     transport: str = "tcp"  # by which the asking server would read the other's memory; tcp: it does not
+    wants_first: bool = False  # First may come as well
 
 
 class RankMemory(Struct, frozen=True, array_like=True):
@@ -90,6 +94,18 @@ class Pages(Struct, frozen=True, array_like=True, tag=True):
     rank part by part; and behind these, Checksums."""
 
     count: int
+
+
+class First(Struct, frozen=True, array_like=True, tag=True):
+    """The first token of the answer, which the server that computed the prompt has sampled. It comes before
+    the pages of the prompt's last chunk."""
+
+    token_id: int
+    # where the request asks for them: log probabilities of it, of the most probable tokens, and of those that
+    # the request names
+    logprob: float | None = None
+    top: list[tuple[int, float]] = []
+    picked: list[tuple[int, float]] = []
 
 
 class State(Struct, frozen=True, array_like=True, tag=True):
@@ -162,4 +178,4 @@ class Encoded(Struct, frozen=True, array_like=True, tag=True):
     width: int
 
 
-ToDecode = Found | Pages | State | PagesAt | StateAt | Held | Waiting | End | Refused
+ToDecode = Found | First | Pages | State | PagesAt | StateAt | Held | Waiting | End | Refused

@@ -45,9 +45,13 @@ class Meter:
 
     def step(self, now_s: float, tokens: StepTokens, compute_s: float) -> None:
         """A step's result has come, after `compute_s` of the ranks' time."""
+        self._metrics.steps.add(1)
+        self._metrics.step_s.observe(compute_s)
+        self.tokens(now_s, tokens)
+
+    def tokens(self, now_s: float, tokens: StepTokens) -> None:
+        """Tokens have come, of a step or of another server."""
         metrics, last, previous = self._metrics, self._last, self._previous_s
-        metrics.steps.add(1)
-        metrics.step_s.observe(compute_s)
         num_tokens = len(tokens.token_ids) + sum(map(len, tokens.more.values()))
         metrics.generated_tokens.add(num_tokens)
         for drafted, accepted in tokens.verified.values():

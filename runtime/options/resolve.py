@@ -101,9 +101,7 @@ def resolve(
     c.auto(precision.dtype, model, device)
     c.expand("kv_cache_dtype", precision.KV_DTYPE_ALIASES)
     c.auto(precision.kv_cache_dtype, c["dtype"])
-    c.expand("hicache_mem_layout", tiers.LAYOUT_ALIASES)
-    if c["disaggregation_mode"] != "null":
-        c.expand("enable_hierarchical_cache", tiers.OF_HALVES)
+    _choose_tiers(c)
     _choose_model(c, model, parsed)
     c.expand(
         "expert_parallel_size",
@@ -221,6 +219,15 @@ def _choose_graph_sizes(c: Choices, model: ModelFacts, device: DeviceFacts) -> N
         c["max_step_tokens"] + c["max_running_requests"],
     )
     c.auto(graphs.piecewise_cuda_graph_tokens, c["piecewise_cuda_graph_max_tokens"])
+
+
+def _choose_tiers(c: Choices) -> None:
+    c.expand("hicache_mem_layout", tiers.LAYOUT_ALIASES)
+    if c["disaggregation_mode"] != "null":
+        c.expand("enable_hierarchical_cache", tiers.OF_HALVES)
+    for name, meanings in tiers.OF_LMCACHE.items() if c["enable_lmcache"] else ():
+        if c.why[name].source == "default":
+            c.expand(name, meanings)
 
 
 def _choose_rank_variables(c: Choices, model: ModelFacts, device: DeviceFacts, machine: MachineFacts) -> None:

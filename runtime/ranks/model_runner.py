@@ -37,6 +37,7 @@ from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import SampleRows, sample_rows
 from runtime.ranks.sampled import Sampled
 from runtime.ranks.slots import Slots
+from runtime.ranks.step_copies import end_page_copies
 from runtime.ranks.step_effects import StepEffects
 from runtime.ranks.step_inputs import StepInputs
 from runtime.ranks.step_logits import StepLogits
@@ -248,8 +249,7 @@ class ModelRunner:
         self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, hidden: Tensor, pipeline: PipelineStage
     ) -> Pending:
         """The end of a step on a stage that does not sample: what it has computed goes to the next one."""
-        if plan.page_copies is not None and self.copies is not None:
-            self.copies.finish()
+        end_page_copies(plan, self.copies, self.device)
         if self.pooling is not None:
             rows = replace(rows, rows=rows.rows[:0])  # a vector follows, and no token
         is_urgent = self.states is not None or plan.draft_parents is not None
@@ -276,8 +276,7 @@ class ModelRunner:
         self, plan: StepPlan, sampled: Sampled, prompt: list[PromptRow], shown: list[Tensor], begin: float
     ) -> Pending:
         """The result of a step that samples, whose tensors begin their way to the host."""
-        if plan.page_copies is not None and self.copies is not None:
-            self.copies.finish()
+        end_page_copies(plan, self.copies, self.device)
         if not self.samples:
             return Unreported()
         tensors = [sampled.tokens.int()]  # a copy: the next step may write to `tokens`
@@ -363,8 +362,7 @@ class ModelRunner:
         vectors = (
             self.model.pool(hidden, picks) if len(rows) else torch.empty(0, device=self.device.torch_device)
         )
-        if plan.page_copies is not None and self.copies is not None:
-            self.copies.finish()
+        end_page_copies(plan, self.copies, self.device)
         if not self.samples:
             return Unreported()
         return Launched(

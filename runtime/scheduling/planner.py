@@ -130,7 +130,7 @@ class Planner:
         elif builder.verified:
             self.totals.verify_steps += 1
         if page_copies is not None:
-            self.totals.saved_pages += len(page_copies.save_pages)
+            self.totals.saved_pages += len(page_copies.save_pages) + len(page_copies.computed_pages)
         if roster.shares.is_on and builder.sequences:
             roster.shares.charge_decodes()
         flight = Flight(

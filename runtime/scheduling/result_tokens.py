@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from runtime.cache.sequence import Sequence
-from runtime.messages.requests import FinishReason
+from runtime.messages.requests import FinishReason, TokenLogprob
 from runtime.messages.scheduler import Ended, StepTokens
 from runtime.messages.steps import StepResult
 from runtime.scheduling import logprobs
@@ -44,6 +44,22 @@ class ResultTokens:
                 self._end(sequence, FinishReason.STOP, token, ended)
             elif len(sequence.tokens) >= sequence.max_len:
                 self._end(sequence, FinishReason.LENGTH, None, ended)
+
+    def take_first(
+        self, sequence: Sequence, token: int, cached_len: int, logprob: TokenLogprob | None
+    ) -> StepTokens:
+        """The first token of a waiting sequence, which another server has sampled; `cached_len`: tokens of
+        the prompt whose pages are there or come."""
+        step = StepTokens([sequence.id], [token], [], {}, {}, cached={sequence.id: cached_len})
+        if logprob is not None:
+            step.logprobs[sequence.id] = [logprob]
+        sequence.tokens.append(token)
+        is_stop = token in sequence.stop_ids
+        if is_stop or len(sequence.tokens) >= sequence.max_len:
+            sequence.first_cached_len = cached_len  # it is never admitted
+            reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
+            self._end(sequence, reason, token if is_stop else None, step.ended)
+        return step
 
     def take_verified(self, flight: Flight, result: StepResult, step: StepTokens) -> None:
         """One token or more for each sequence that was sampled; what comes behind its end is dropped."""

@@ -123,7 +123,8 @@ class Scheduler:
             if config.max_encoded_rows is None
             else Encodings(config.max_encoded_rows, keeps_whole=config.keeps_images_whole),
         )
-        self._results = ResultTokens(self.planner.drafts, self._end)
+        self.results = ResultTokens(self.planner.drafts, self._end)
+        self.early: list[StepTokens] = []  # tokens that came without a step, until their clients get them
         self.totals = self.planner.totals
         self.deadlines = Deadlines(config.limit)
         self.timeouts = {"queue": 0, "total": 0}  # requests that ended by the clock
@@ -178,7 +179,9 @@ class Scheduler:
         refused: list[tuple[Refused, list[int]]] = []
         for request_id, is_queue in self.deadlines.due(now_s):
             siblings = self.roster.siblings(request_id)
-            if not siblings or (is_queue and any(s.first_cached_len >= 0 for s in siblings)):
+            if not siblings or (
+                is_queue and any(s.first_cached_len >= 0 or s.num_generated for s in siblings)
+            ):
                 continue
             self.timeouts["queue" if is_queue else "total"] += 1
             if any(s.num_generated for s in siblings):
@@ -236,9 +239,9 @@ class Scheduler:
                 self.failed.append((self._give_up(flight.sampled[row].request.id), failing))
         step = StepTokens([], [], ended, {}, prompts, hidden=hidden)
         if flight.verified or result.num_tokens is not None:
-            self._results.take_verified(flight, result, step)
+            self.results.take_verified(flight, result, step)
         else:
-            self._results.take(flight, result, step)
+            self.results.take(flight, result, step)
         for drafted, accepted in step.verified.values():
             self.totals.verified_rows += 1
             self.totals.drafted_tokens += drafted

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -40,10 +41,37 @@ PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # errors of a disk that may
 MAX_PARTS = 1024  # of one readv or writev (IOV_MAX)
 
 
+class FileIO(Protocol):
+    """What reads and writes the bytes of open files. Called in worker threads, several at a time."""
+
+    def read(self, file: int, buffers: Sequence[memoryview]) -> int:
+        """Fills the buffers from the beginning of a file. -> bytes, fewer than all at its end. Raises
+        OSError."""
+        ...
+
+    def write(self, file: int, buffers: Sequence[memoryview]) -> int:
+        """Writes all buffers to an empty file. -> bytes. Raises OSError."""
+        ...
+
+
+class SystemCalls:
+    """FileIO of the kernel."""
+
+    def read(self, file: int, buffers: Sequence[memoryview]) -> int:
+        """See FileIO.read."""
+        return _transfer(os.readv, file, buffers)
+
+    def write(self, file: int, buffers: Sequence[memoryview]) -> int:
+        """See FileIO.write."""
+        return _transfer(os.writev, file, buffers)
+
+
 class FileBackend:
     """A directory of records; see backend.py. Raises StartError when it cannot be used at all."""
 
-    def __init__(self, config: BackendConfig) -> None:
+    def __init__(self, config: BackendConfig, files: FileIO | None = None) -> None:
+        """`files`: moves the bytes of records; None: the kernel does."""
+        self._files = files or SystemCalls()
         settings = msgspec.convert(config.settings, FileSettings)
         self.root = settings.folder()
         self.max_bytes = settings.max_bytes
@@ -101,7 +129,7 @@ class FileBackend:
         try:
             if (
                 os.fstat(file).st_size != self.record_bytes
-                or _transfer(os.readv, file, buffers) != self.record_bytes
+                or self._files.read(file, buffers) != self.record_bytes
             ):
                 raise Damaged(name)
         finally:
@@ -117,9 +145,9 @@ class FileBackend:
             return
         temporary = self._own_folder() / f"{next(self._numbers)}"
         try:
-            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                _transfer(os.writev, file, buffers)
+                self._files.write(file, buffers)
             finally:
                 os.close(file)
             self._rename(temporary, self.root / name)

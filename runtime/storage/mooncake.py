@@ -8,9 +8,6 @@ A record is written in one call, of as many parts as it has, and read into a buf
 for each thread. The store evicts what was not used for long. Settings have the names that SGLang gives them.
 """
 
-import ctypes
-import importlib
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -18,11 +15,11 @@ import msgspec
 
 from runtime.errors import StartError
 from runtime.storage.backend import BackendConfig
+from runtime.storage.buffers import ThreadBuffers, import_store
 from runtime.storage.settings import MooncakeSettings
 
 PREFIX = "runtime"
 NOT_FOUND = -704  # ErrorCode::OBJECT_NOT_FOUND of mooncake-store/include/types.h
-PACKAGE = "mooncake-transfer-engine"
 FLAG = "--hicache-storage-backend mooncake"
 
 
@@ -82,8 +79,7 @@ class MooncakeBackend:
         self._size = config.record_bytes
         self._prefix = f"{PREFIX}/{config.identity.hex()}/"
         self._store = open_client(settings)
-        self._buffers = threading.local()
-        self._made: list[ctypes.Array[ctypes.c_char]] = []  # which must outlive the client
+        self._buffers = ThreadBuffers(self._size, self._register)
 
     def contains(self, keys: Sequence[bytes]) -> int:
         """See Backend.contains."""
@@ -92,18 +88,15 @@ class MooncakeBackend:
 
     def read(self, key: bytes, buffers: Sequence[memoryview]) -> bool:
         """See Backend.read. Raises OSError where the store fails."""
-        buffer = self._buffer()
-        count = self._store.get_into(self._name(key), ctypes.addressof(buffer), self._size)
+        buffer = self._buffers.own()
+        count = self._store.get_into(self._name(key), buffer.address, self._size)
         if count < 0:
             if count == NOT_FOUND:
                 return False
             raise OSError(f"Mooncake could not read a record (status {count})")
         if count != self._size:
             return False
-        record, at = memoryview(buffer).cast("B"), 0
-        for part in buffers:
-            part[:] = record[at : at + len(part)]
-            at += len(part)
+        buffer.scatter(buffers)
         return True
 
     def write(self, key: bytes, buffers: Sequence[memoryview]) -> None:
@@ -133,27 +126,15 @@ class MooncakeBackend:
     def _name(self, key: bytes) -> str:
         return self._prefix + key.hex()
 
-    def _buffer(self) -> ctypes.Array[ctypes.c_char]:
-        """This thread's memory for one record. Raises OSError."""
-        buffer: ctypes.Array[ctypes.c_char] | None = getattr(self._buffers, "one", None)
-        if buffer is None:
-            buffer = ctypes.create_string_buffer(self._size)
-            if status := self._store.register_buffer(ctypes.addressof(buffer), self._size):
-                raise OSError(f"Mooncake could not register {self._size} bytes (status {status})")
-            self._made.append(buffer)
-            self._buffers.one = buffer
-        return buffer
+    def _register(self, address: int, size: int) -> None:
+        """Raises OSError."""
+        if status := self._store.register_buffer(address, size):
+            raise OSError(f"Mooncake could not register {size} bytes (status {status})")
 
 
 def open_client(settings: MooncakeSettings) -> DistributedStore:
     """A client that is connected. Raises StartError."""
-    try:
-        module = importlib.import_module("mooncake.store")
-    except (ImportError, OSError) as error:
-        raise StartError(
-            f"{FLAG} needs the package {PACKAGE}, which can't be imported ({error}); install it (pip "
-            f"install {PACKAGE}), or take --hicache-storage-backend file"
-        ) from None
+    module = import_store("mooncake.store", "mooncake")
     store: DistributedStore = module.MooncakeDistributedStore()
     status = store.setup(
         settings.local_hostname,

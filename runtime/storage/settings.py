@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated as A
+from typing import Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -57,6 +58,59 @@ class MooncakeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device_name: str = ""  # network devices with RDMA, separated by commas
 
 
+NIXL_PLUGINS = ("POSIX", "GDS_MT", "GDS", "3FS")  # those that write files, the first one first
+
+
+class Hf3fsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the hf3fs backend."""
+
+    dir: A[str, Meta(min_length=1)]  # on a mounted 3FS
+    max_bytes: Bytes = 64 << 30  # size of all pages in the directory
+    client_timeout: A[float, Meta(gt=0)] = 5.0  # seconds for one record
+
+
+class NixlSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the nixl backend."""
+
+    dir: str | None = None  # None: as for files
+    max_bytes: Bytes = 64 << 30  # size of all pages in the directory
+    plugin: Literal["auto", "POSIX", "GDS_MT", "GDS", "3FS"] = "auto"  # the first one that is installed
+    params: dict[str, str] = {}  # of the plugin, as NIXL's documentation has them
+
+
+class EicSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the eic backend, named as in SGLang's file for it."""
+
+    remote_url: A[str, Meta(min_length=1)]  # eic://HOST:PORT
+    eic_instance_id: A[str, Meta(min_length=1)]
+    eic_namespace: str = ""
+    eic_log_dir: str = "."
+    eic_log_level: int = 2
+    eic_trans_type: int = 3
+    eic_flag_file: str | None = None
+
+
+class SimmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the simm backend."""
+
+    manager_address: A[str, Meta(pattern=r"^.+:[0-9]+$")]  # HOST:PORT of the cluster manager
+    clnt_threadpool_size: A[int, Meta(ge=1)] = 10
+    log_file: str | None = None  # None: SiMM's own place
+
+
+class AibrixSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the aibrix backend: variables of the environment, AIBRIX_KV_CACHE_OL_*, as AIBrix's
+    documentation has them."""
+
+    environment: dict[A[str, Meta(pattern="^AIBRIX_[A-Z0-9_]+$")], str] = {}
+
+
+class LmcacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of LMCache (--enable-lmcache)."""
+
+    config_file: str | None = None  # None: LMCACHE_CONFIG_FILE, else the variables LMCACHE_*
+
+
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Our folder in this user's caches; for a user without a home, in the system's."""
     base = environment.get("XDG_CACHE_HOME", "")
@@ -74,9 +128,15 @@ class PlugInSettings(Struct, frozen=True, kw_only=True):
     module: A[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]  # package.module:Class
 
 
-OWN_SETTINGS: dict[str, type[FileSettings] | type[MooncakeSettings]] = {
+OWN_SETTINGS: dict[str, type[Struct]] = {
     "file": FileSettings,
     "mooncake": MooncakeSettings,
+    "hf3fs": Hf3fsSettings,
+    "nixl": NixlSettings,
+    "eic": EicSettings,
+    "simm": SimmSettings,
+    "aibrix": AibrixSettings,
+    "lmcache": LmcacheSettings,
 }
 TIER_NAMES = frozenset(TierSettings.__struct_fields__)
 PLUG_IN_NAMES = frozenset(PlugInSettings.__struct_fields__)
@@ -102,7 +162,7 @@ def problem(backend: str, config: Mapping[str, JsonValue] | None) -> str | None:
                 return 'names no plug-in; give "module": "package.module:Class"'
             msgspec.convert(_only(own, PLUG_IN_NAMES), PlugInSettings)
         else:
-            msgspec.convert(own, OWN_SETTINGS.get(backend, FileSettings))  # the others are refused
+            msgspec.convert(own, OWN_SETTINGS[backend])
     except msgspec.ValidationError as error:
         known = sorted(
             TIER_NAMES

@@ -6,6 +6,7 @@ The methods are called in worker threads, several at a time.
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 
 from msgspec import Struct
@@ -14,8 +15,12 @@ from runtime import log
 from runtime.errors import StartError, Unavailable
 from runtime.json_value import JsonValue
 from runtime.storage.backend import Backend, BackendConfig, Damaged
+from runtime.storage.eic import EicBackend
 from runtime.storage.files import FileBackend
+from runtime.storage.hf3fs import open_hf3fs
 from runtime.storage.mooncake import MooncakeBackend
+from runtime.storage.nixl import open_nixl
+from runtime.storage.process import ProcessBackend
 from runtime.storage.record import HEADER_BYTES, header, is_intact
 
 LOG_AGAIN_S = 3600.0  # the same kind of error is logged once in this time
@@ -142,7 +147,14 @@ class Store:
 
 
 # backends of this version; the others are plug-ins
-OWN: dict[str, Callable[[BackendConfig], Backend]] = {"file": FileBackend, "mooncake": MooncakeBackend}
+OWN: dict[str, Callable[[BackendConfig], Backend]] = {
+    "file": FileBackend,
+    "mooncake": MooncakeBackend,
+    "hf3fs": open_hf3fs,
+    "nixl": open_nixl,
+    "eic": EicBackend,
+    **{name: partial(ProcessBackend, name) for name in ("aibrix", "lmcache", "simm")},
+}
 
 
 def open_store(backend: str, settings: Mapping[str, JsonValue], identity: bytes, page_bytes: int) -> Store:

@@ -5,8 +5,11 @@ their prompt.
 
 What comes is a part of the prefix cache like any other, in the order of the prompt. The sequence goes on when
 all has come, and also when no more will come, for whatever reason: then it computes the rest here. The last
-tokens of a prompt, one at least and a page at most, it computes in any case: that brings its first token with
-its log probability, and nothing else of the sequence has to travel, no state of a grammar or a sampler.
+tokens of a prompt, one at least and a page at most, it computes in any case.
+
+The first token of the answer comes before the last pages (scheduling/first_token.py), and goes to its client
+at once. Where a grammar or something else that the other server does not know decides about it, it is sampled
+here, so no state of a grammar or a sampler has to travel.
 """
 
 from collections import defaultdict
@@ -22,9 +25,12 @@ from runtime import log
 from runtime.cache.sequence import Sequence
 from runtime.cache.storage_connector import StorageConnector, Wanted
 from runtime.errors import LinkError
+from runtime.messages.requests import TokenLogprob
+from runtime.messages.scheduler import StepTokens
 from runtime.messages.transfer import (
     Ask,
     End,
+    First,
     Found,
     Memory,
     PageLayout,
@@ -36,6 +42,7 @@ from runtime.messages.transfer import (
     ToDecode,
     Waiting,
 )
+from runtime.scheduling.first_token import take_first, takes_first
 from runtime.scheduling.scheduler import Scheduler
 from runtime.transfer.incoming import ANSWERS, Incoming, Remote
 from runtime.transfer.key import parse_source
@@ -77,11 +84,13 @@ class PageFetches:
         identity: bytes,
         key: bytes,
         transport: Transport | None,
+        vocab_size: int,
         wake: Callable[[], None],
     ) -> None:
         """`least_tokens`: prompts that lack fewer are computed here; `is_fake`: pages are made up, and with
         `fakes_all` for requests without another half as well; `identity`: of the pages; `key`: the secret of
-        both servers; `transport`: by which the other one's memory is read, if it lets us; None: it sends."""
+        both servers; `transport`: by which the other one's memory is read, if it lets us; None: it sends.
+        `vocab_size`: of the model."""
         self.received = Received()
         self._scheduler = scheduler
         self._pages = pages
@@ -91,6 +100,7 @@ class PageFetches:
         self._least_pages = max(1, -(-least_tokens // scheduler.config.page_size))
         self._is_fake, self._fakes_all = is_fake, fakes_all
         self._transport = transport
+        self._vocab_size = vocab_size
         self._wake = wake
         self._connector = StorageConnector(lambda: scheduler.cache, identity)
         self._threads = CapacityLimiter(MOVES)
@@ -109,6 +119,10 @@ class PageFetches:
             for wires in self._idle.values():
                 for wire in wires:
                     wire.close()
+
+    def sampled(self, tokens: StepTokens) -> None:
+        """A step has brought tokens."""
+        self._rooms.sampled(tokens)
 
     def saved(self) -> None:
         """Pages may have come to host memory."""
@@ -150,7 +164,8 @@ class PageFetches:
         num_there = len(wanted.passed)
         keys = b"".join([*wanted.passed, *wanted.keys])
         transport = TCP if self._transport is None else self._transport.name
-        ask = Ask(room, self._identity, first - num_there, keys, num_there, transport)
+        wants_first = takes_first(sequence)
+        ask = Ask(room, self._identity, first - num_there, keys, num_there, transport, wants_first)
         try:
             incoming = await self._ask(source, ask)
             try:
@@ -228,8 +243,10 @@ class PageFetches:
     async def _receive(self, incoming: Incoming, sequence: Sequence, first: int, end: int) -> int:
         """Takes the next pages, from page `first` of the sequence to `end` at most. -> how many; 0: no more
         will come"""
-        while isinstance(answer := await incoming.wire.receive(ANSWERS), Waiting):
-            if sequence.is_finished:
+        while isinstance(answer := await incoming.wire.receive(ANSWERS), Waiting | First):
+            if isinstance(answer, First):
+                self._take_first(sequence, answer, end)
+            if _has_left(sequence):
                 raise LinkError("its request has ended")
         if isinstance(answer, State | StateAt):
             await self._receive_state(incoming, answer, sequence, first)
@@ -241,7 +258,7 @@ class PageFetches:
             raise LinkError(f"{answer} came where up to {end - first} pages were due")
         if answer.count * page_bytes > MAX_PORTION_BYTES:
             raise LinkError(f"{answer.count} pages of {page_bytes} bytes are too much at once")
-        if sequence.is_finished:
+        if _has_left(sequence):
             raise LinkError("its request has ended")
         count = answer.count
         reserved = self._connector.reserve(count)
@@ -258,6 +275,20 @@ class PageFetches:
         self.received.pages += count
         self.received.bytes += count * page_bytes
         return count
+
+    def _take_first(self, sequence: Sequence, first: First, end: int) -> None:
+        """Takes in the first token; `end`: page of the sequence behind the last one that comes. Raises
+        LinkError."""
+        if _has_left(sequence):
+            return
+        if not takes_first(sequence) or not 0 <= first.token_id < self._vocab_size:
+            raise LinkError(f"token {first.token_id} came as the first one")
+        logprob = None
+        if sequence.request.params.logprobs:
+            logprob = TokenLogprob(first.token_id, first.logprob, first.top, first.picked)
+        cached_len = end * self._scheduler.config.page_size
+        take_first(self._scheduler, sequence, first.token_id, cached_len, logprob)
+        self._wake()
 
     async def _receive_state(
         self, incoming: Incoming, state: State | StateAt, sequence: Sequence, num_pages: int
@@ -290,6 +321,12 @@ class PageFetches:
                 source=source,
                 reason=str(error),
             )
+
+
+def _has_left(sequence: Sequence) -> bool:
+    """Whether nothing waits for its pages any more. Those of an answer that has ended with its first token
+    still come: the next request of a conversation finds them."""
+    return sequence.is_finished and not sequence.num_generated
 
 
 async def _first_answer(wire: Wire, ask: Ask) -> ToDecode:

@@ -9,12 +9,12 @@ from msgspec import structs
 from runtime import log
 from runtime.errors import InvalidRequest, StartError, Unavailable
 from runtime.messages.requests import GenerateRequest
-from runtime.messages.transfer import Role
+from runtime.messages.transfer import Role, Transfer
 from runtime.metrics import Metrics
 from runtime.options.plan import Plan
 from runtime.transfer.engines import ENGINES, Setup
 from runtime.transfer.fetches import PageFetches
-from runtime.transfer.key import HEADER, OPTION, check_proof, link_key, read_key
+from runtime.transfer.key import HEADER, OPTION, ROOM_FIELD, check_bearer, check_proof, link_key, read_key
 from runtime.transfer.rooms import Rooms
 from runtime.transfer.service import PageService
 from runtime.transfer.transports import FAKE, SHM, EngineTransport, SharedMemory, Transport
@@ -105,7 +105,12 @@ class Halves:
         prompt and one token. Raises Forbidden, InvalidRequest."""
         transfer = request.transfer
         assert transfer is not None
-        check_proof(self._key, transfer)
+        if transfer.bearer is None:
+            check_proof(self._key, transfer)
+        else:  # the body's fields are the same for both halves
+            check_bearer(self._key, transfer.bearer)
+            transfer = Transfer(transfer.room, transfer.source if self._mode == "decode" else "")
+            request = structs.replace(request, transfer=transfer)
         mode = "decode" if transfer.source else "prefill"
         if mode != self._mode:
             raise InvalidRequest(
@@ -116,17 +121,24 @@ class Halves:
         if transfer.source:
             return request
         params = structs.replace(
-            request.params, max_new_tokens=1, min_new_tokens=0, n=1, constraint=None, thinking=None
+            request.params,
+            max_new_tokens=1,
+            min_new_tokens=min(request.params.min_new_tokens, 1),
+            n=1,
+            constraint=None,
+            thinking=None,
         )
         return structs.replace(request, params=params, prediction="")
 
 
-def refuse() -> NoReturn:
+def refuse(transfer: Transfer) -> NoReturn:
     """Raises InvalidRequest: the server has no halves."""
+    field = HEADER if transfer.bearer is None else ROOM_FIELD
+    name = f"the header {HEADER}" if transfer.bearer is None else ROOM_FIELD
     raise InvalidRequest(
-        f"the header {HEADER} is for servers with --disaggregation-mode and {OPTION}; leave it out, or "
-        "start this one with them",
-        param=HEADER,
+        f"{name} is for servers with --disaggregation-mode and {OPTION}; leave it out, or start this one "
+        "with them",
+        param=field,
     )
 
 

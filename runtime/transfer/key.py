@@ -9,6 +9,9 @@ a half for this server only if its header says so with a proof:
 PROOF is HMAC-SHA256 (RFC 2104) with the key over room and source, in hexadecimal. A header that was copied
 from the network can be sent again, and leads to the same room alone; the key itself is never sent. Without
 this a client could make a server connect to an address of the client's choice.
+
+SGLang's router writes room and source into the body instead (http/fields/bootstrap.py). Such fields count
+where the key itself comes as bearer token, as that router sends the key of its workers.
 """
 
 import hmac
@@ -28,6 +31,7 @@ MIN_BYTES = 16
 MAX_BYTES = 4096
 MAX_HEADER_CHARS = 512
 REMEDY = "make one with `openssl rand -hex 32`, the same for the router and all its servers"
+ROOM_FIELD = "bootstrap_room"  # of bodies, in place of the header
 HERE = "-"  # source of a request whose prompt the server itself computes
 
 
@@ -104,6 +108,16 @@ def check_proof(key: bytes, transfer: Transfer) -> None:
             f"the header {HEADER} is for a router with the key of this server ({OPTION}); leave it out, or "
             "give the router the same key",
             param=HEADER,
+        )
+
+
+def check_bearer(key: bytes, token: bytes) -> None:
+    """Raises Forbidden unless `token` is the key."""
+    if not hmac.compare_digest(token, key):
+        raise Forbidden(
+            f"{ROOM_FIELD} is for a router that sends the key of this server ({OPTION}) as `authorization: "
+            "Bearer KEY`; leave it out, or give the router the same key",
+            param=ROOM_FIELD,
         )
 
 

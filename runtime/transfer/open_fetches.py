@@ -56,6 +56,7 @@ async def open_fetches(
         identity=own,
         key=halves.link_key,
         transport=halves.transport,
+        vocab_size=model.vocab_size,
         wake=wake,
     )
 

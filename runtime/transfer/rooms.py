@@ -15,19 +15,23 @@ from runtime.cache.host_states import is_saving
 from runtime.cache.node import Node
 from runtime.cache.sequence import Sequence
 from runtime.cache.storage_connector import KEY_BYTES, Pin, StatePin, StorageConnector
+from runtime.messages.requests import TokenLogprob
+from runtime.messages.scheduler import StepTokens
+from runtime.messages.transfer import First
 from runtime.transfer.layout import RankPages
 
 MOST = 4096
 KEPT_S = 120.0  # for which a room can be asked for when its prompt is computed
 
 
-class Room(Struct, frozen=True):
+class Room(Struct):
     """A prompt whose pages may be asked for."""
 
     sequence: Sequence
     connector: StorageConnector
     pages: RankPages
     opened_s: float
+    first: First | None = None  # what was sampled behind it
 
 
 class Reader:
@@ -55,7 +59,7 @@ class Reader:
         path = self._path(position, position + 1)
         if not path:
             return not self._room.sequence.is_finished
-        return path[0].is_due or path[0].save_step != 0
+        return path[0].is_due or (path[0].host != 0 and path[0].save_step != 0)
 
     def state(self, end: int) -> tuple[int, StatePin] | None:
         """The last state behind one of the first `end` pages that were asked for, and how many pages of the
@@ -102,21 +106,33 @@ class Rooms:
 
     def __init__(self) -> None:
         self._rooms: OrderedDict[int, Room] = OrderedDict()  # in the order of opening
+        self._numbers: dict[int, int] = {}  # of rooms, by the id of their sequence
         self._refused: OrderedDict[int, None] = OrderedDict()
         self._changed = anyio.Event()
 
     def open(self, number: int, sequence: Sequence, connector: StorageConnector, pages: RankPages) -> None:
         """A request of this room has come. Rooms that ended long ago are forgotten."""
         now = monotonic()
-        self._rooms.pop(number, None)
+        if (old := self._rooms.pop(number, None)) is not None:
+            self._numbers.pop(old.sequence.id, None)
         self._rooms[number] = Room(sequence, connector, pages, now)
+        self._numbers[sequence.id] = number
         while self._rooms:
             first = next(iter(self._rooms.values()))
             is_old = first.sequence.is_finished and now - first.opened_s > KEPT_S
             if not is_old and len(self._rooms) <= MOST:
                 break
-            self._rooms.popitem(last=False)
+            _, room = self._rooms.popitem(last=False)
+            self._numbers.pop(room.sequence.id, None)
         self.look()
+
+    def sampled(self, tokens: StepTokens) -> None:
+        """A step has brought tokens, those of rooms among them. `look` is called next."""
+        for sequence_id, token in zip(tokens.sequence_ids, tokens.token_ids, strict=True):
+            if (number := self._numbers.pop(sequence_id, None)) is not None:
+                found = tokens.logprobs.get(sequence_id)
+                one = TokenLogprob(token, None, ()) if not found else found[0]
+                self._rooms[number].first = First(token, one.logprob, list(one.top), list(one.picked))
 
     def refuse(self, number: int) -> None:
         """The request of this room was refused here: it need not be waited for."""

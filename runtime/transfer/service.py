@@ -21,6 +21,7 @@ from runtime.errors import LinkError, StartError
 from runtime.messages.transfer import (
     Ask,
     End,
+    First,
     Found,
     Held,
     Memory,
@@ -129,7 +130,7 @@ class PageService:
             await wire.send_files(room.pages.fds)
         out = _Out(wire, room.pages, is_read=memory is not None)
         beat, reader = _Beat(wire, self.rooms), Reader(room, ask.first, ask.keys)
-        end = await self._send_pages(out, ask, reader, beat)
+        end = await self._send_pages(out, ask, room, reader, beat)
         while reader.is_state_coming(end):
             await beat.wait()
         if (found := reader.state(end)) is not None:
@@ -145,11 +146,15 @@ class PageService:
             return None  # descriptors cannot be passed
         return room.pages.memory(transport.server_name)
 
-    async def _send_pages(self, out: "_Out", ask: Ask, reader: Reader, beat: "_Beat") -> int:
-        """Sends pages as they become ready. -> how many of those that were asked for are on the other side"""
+    async def _send_pages(self, out: "_Out", ask: Ask, room: Room, reader: Reader, beat: "_Beat") -> int:
+        """Sends pages as they become ready, and the first token of the answer. -> how many of the pages that
+        were asked for are on the other side"""
         portion = max(1, PORTION_BYTES // out.page_bytes)
-        position = ask.num_there
+        position, wants_first = ask.num_there, ask.wants_first
         while position < len(ask.keys) // KEY_BYTES:
+            if wants_first and room.first is not None:
+                await out.first(room.first)
+                wants_first = False
             if pins := reader.ready(position, portion):
                 await out.pages(pins)
                 self.sent.pages += len(pins)
@@ -159,6 +164,8 @@ class PageService:
                 await beat.wait()
             else:
                 break
+        if wants_first and room.first is not None:
+            await out.first(room.first)
         return position
 
     async def _find(self, wire: Wire, number: int) -> Room | None:
@@ -190,6 +197,10 @@ class _Out:
         finally:
             for pin in pins:
                 pin.release()
+
+    async def first(self, first: First) -> None:
+        """Sends the first token of the answer. Raises LinkError."""
+        await self._wire.send(first)
 
     async def state(self, depth: int, pin: StatePin) -> None:
         """As `pages`, of the state behind `depth` pages."""

@@ -17,10 +17,16 @@ from tests.cache.test_prefix import key, sequence
 class Steps:
     """A cache of pages of two tokens, and the plans made over it."""
 
-    def __init__(self, policy: str = "write_through", *, num_pages: int = 9, num_host_pages: int = 9) -> None:
-        self.cache = KVCache(
-            num_pages, 2, CacheConfig(host=HostConfig(num_pages=num_host_pages, write_policy=policy))
-        )
+    def __init__(
+        self,
+        policy: str = "write_through",
+        *,
+        num_pages: int = 9,
+        num_host_pages: int = 9,
+        saves_in_step: bool = False,
+    ) -> None:
+        host = HostConfig(num_pages=num_host_pages, write_policy=policy, saves_in_step=saves_in_step)
+        self.cache = KVCache(num_pages, 2, CacheConfig(host=host))
         self.step = 0
 
     def plan(self, *newcomers: Sequence) -> PageCopies | None:
@@ -60,6 +66,28 @@ def test_write_through_saves_with_the_next_plan() -> None:
         and sorted(page_copies.save_hosts) == [1, 2]
     )
     assert it.plan() is None, "once"
+
+
+def test_pages_that_others_wait_for_are_saved_by_the_step_that_computes_them() -> None:
+    it = Steps(saves_in_step=True, num_host_pages=3)
+    first = sequence(1, 2, 3, 4, 5)
+    page_copies = it.plan(first)
+    assert page_copies is not None and not len(page_copies.save_pages)
+    assert page_copies.computed_pages.tolist() == first.pages[:2]
+    node = first.node
+    assert node is not None and node.host and node.save_step == it.step
+    it.confirm()
+    assert not node.save_step and it.plan() is None, "once"
+    it.cache.release(first)
+    second = sequence(6, 7, 8)
+    page_copies = it.plan(second)  # takes the room of the oldest one
+    assert page_copies is not None and page_copies.computed_pages.tolist() == second.pages[:1]
+    it.confirm()
+    it.cache.release(second)
+    longer = sequence(9, 9, 8, 8, 7, 7, 6)
+    page_copies = it.plan(longer)
+    assert page_copies is not None and page_copies.computed_pages.tolist() == longer.pages[:2]
+    assert it.plan() is None, "the first pages of a prompt keep their room"
 
 
 def test_selective_saves_what_a_second_sequence_finds() -> None:

@@ -20,6 +20,7 @@ from runtime.cache.audit import findings
 from runtime.messages.transfer import (
     Ask,
     End,
+    First,
     Found,
     Held,
     Memory,
@@ -116,6 +117,8 @@ PLAYS: dict[str, Play] = {
     "sends more than was asked for": says(Pages(1000)),
     "sends less than nothing": says(Pages(-1)),
     "sends a state": says(State(3)),
+    "samples what is no token": says(First(1 << 30)),
+    "samples less than nothing": says(Waiting(), First(-1)),
     "names places of no memory": says(PagesAt((1, 2))),
     "holds what it did not offer": says(Held()),
     "has another layout": other_layout,

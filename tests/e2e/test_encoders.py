@@ -19,9 +19,19 @@ from runtime.transfer.key import link_key
 from runtime.transfer.wire import Bytes, connect
 from tests.e2e.disaggregated import KEY, key_options
 from tests.e2e.image_engine import COUNT, OPTIONS, Images
+from tests.e2e.test_videos import video
 from tests.models.make import make_checkpoint
+from tests.models.make_audio import greedy_sounds, make_qwen_audio, sound
 from tests.models.make_gemma_vision import greedy_gemma_vision, make_gemma_vision
-from tests.models.make_media import PLACEHOLDER, greedy, greedy_qwen_vl, make_llava, make_qwen_vl, picture
+from tests.models.make_media import (
+    PLACEHOLDER,
+    VIDEO_PLACEHOLDER,
+    greedy,
+    greedy_qwen_vl,
+    make_llava,
+    make_qwen_vl,
+    picture,
+)
 from tests.models.make_onevision import greedy_onevision, make_onevision
 from tests.models.make_qwen3_vl import greedy_qwen3_vl, make_qwen3_vl
 
@@ -98,6 +108,26 @@ async def test_families(family: str, options: dict[str, Any], tmp_path: Path) ->
     options["model_path"] = str(folder)
     async with encoder(options) as (_, url), language(options, url, chunked_prefill_size=20) as images:
         assert (await images.ask(PROMPT, IMAGES)).token_ids == expected
+
+
+@pytest.mark.parametrize("kind", ["sounds", "videos"])
+async def test_sounds_and_videos(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Of models that take these: as many rows as they last, and positions of time."""
+    folder = tmp_path / kind
+    if kind == "sounds":
+        prompt, files = PROMPT, [sound(1, 7777), sound(2, 500)]
+        expected = greedy_sounds(make_qwen_audio(folder), prompt, files, COUNT)[0]
+    else:
+        prompt, files = [*TEXT, VIDEO_PLACEHOLDER, *MORE, PLACEHOLDER], [video(2, 5, 32, 40), A]
+        expected = greedy_qwen_vl(make_qwen_vl(folder, "2.5"), prompt, files, COUNT)[0]
+    options["model_path"] = str(folder)
+    async with encoder(options) as (server, url), language(options, url, chunked_prefill_size=7) as media:
+        for _ in range(2):
+            assert (await media.ask(prompt, files)).token_ids == expected
+        assert server._core.encoders is not None and server._core.encoders.service.counts.files == 2
+        ready = server._core.replicas[0].supervisor.readies[0]
+        alone = encoder_bytes(server._core.model.media, 4)  # without biases of zeros, which ranks add
+        assert ready.weights_bytes == pytest.approx(alone, rel=0.01), "it has the encoder alone"
 
 
 async def test_servers_that_fail_are_passed_over(

@@ -113,6 +113,10 @@ class OracleRank:
             self.window_table[plan.window.slots, plan.window.rows] = plan.window.ids
         rows = self._rows(plan)
         self._store(rows)
+        if plan.page_copies is not None:
+            computed, hosts = plan.page_copies.computed_pages, plan.page_copies.computed_hosts
+            assert self.pages[computed].min(initial=0) >= 0, "a page is saved before it is full"
+            self.host[hosts] = self.pages[computed]
         if self.window:
             self._see(rows)
         if self.states:
@@ -149,10 +153,9 @@ class OracleRank:
         return {
             host
             for page_copies in flying
-            for host in (
-                *page_copies.save_hosts.tolist(),
-                *(page_copies.load_hosts.tolist() if loads else ()),
-            )
+            for hosts in (page_copies.save_hosts, page_copies.computed_hosts, page_copies.load_hosts)
+            if loads or hosts is not page_copies.load_hosts
+            for host in hosts.tolist()
         }
 
     def touched_states(self, last_step: int, *, fetches: bool) -> set[int]:
@@ -165,6 +168,7 @@ class OracleRank:
         for step, page_copies in self.unknown.items():
             if step > last_step:
                 self.host[page_copies.save_hosts, ::2] = -1
+                self.host[page_copies.computed_hosts, ::2] = -1
         for step, places in self.unknown_states.items():
             if step > last_step:
                 for place in places:

@@ -68,6 +68,7 @@ class Machine(RuleBasedStateMachine):
         eviction=st.sampled_from(sorted(EVICTIONS)),
         num_host_pages=st.sampled_from([0, 2, 4, 9, 25, 60]),
         write_policy=st.sampled_from(sorted(WRITE_POLICIES)),
+        saves_in_step=st.booleans(),
         window=st.sampled_from([0, 0, 1, 4, 11]),
         spare_window_pages=st.integers(0, 12),
         num_states=st.sampled_from([0, 0, 1, 2, 3, 5, 9, 20]),

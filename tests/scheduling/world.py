@@ -41,6 +41,7 @@ class World:
         eviction: str = "lru",
         num_host_pages: int = 0,
         write_policy: str = "write_through",
+        saves_in_step: bool = False,
         window: int = 0,
         spare_window_pages: int = 0,
         num_states: int = 0,
@@ -60,6 +61,7 @@ class World:
                 write_policy=write_policy,
                 has_storage=not window,
                 num_states=num_host_states,
+                saves_in_step=saves_in_step,
             ),
             states=StateConfig(
                 num_slots=num_states + 1 if num_states else 0,

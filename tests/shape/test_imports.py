@@ -67,6 +67,7 @@ RANK_SIDE = (
     "runtime.hub.convert_tokenizer",  # a process of its own
     "runtime.layers",
     "runtime.models",
+    "runtime.storage.torch_stores",  # processes of their own
 )
 # of these rooms, what the event-loop process loads as well
 TORCH_FREE = (

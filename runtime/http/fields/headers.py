@@ -26,6 +26,7 @@ class RequestHeaders(Struct, frozen=True):
     queue_timeout_s: float | None = None
     replica: int | None = None
     transfer: Transfer | None = None
+    bearer: bytes = b""  # of `authorization`, for a Transfer whose room the body names
 
 
 def read_headers(headers: Headers) -> RequestHeaders:
@@ -37,7 +38,13 @@ def read_headers(headers: Headers) -> RequestHeaders:
         _seconds(headers, QUEUE_TIMEOUT),
         _index(headers, REPLICA),
         None if (half := headers.get(TRANSFER)) is None else parse_header(half),
+        _bearer(headers),
     )
+
+
+def _bearer(headers: Headers) -> bytes:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
 
 
 def _name(headers: Headers, header: str) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from runtime.errors import InvalidRequest
 from runtime.http.errors import OpenAIError, convert, decode
+from runtime.http.fields.bootstrap import transfer_of
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.media import media_of_prompts
@@ -156,6 +157,7 @@ def _requests(
             timeout_s=body.timeout,
             queue_timeout_s=body.queue_timeout,
             media=sources,
+            transfer=transfer_of(body, len(prompts)),
         )
         for id, prompt, one, salt, adapter, sources in zip(
             ids,

@@ -6,6 +6,7 @@ from typing import Literal
 from msgspec import Meta, Raw, Struct
 
 from runtime.errors import InvalidRequest
+from runtime.http.fields.bootstrap import BootstrapHost, BootstrapPort, BootstrapRoom
 from runtime.http.fields.media import MediaField
 from runtime.http.fields.replica import ReplicaIndex
 from runtime.http.fields.request_id import Rid
@@ -83,6 +84,10 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     image_data: MediaField = None
     video_data: MediaField = None
     audio_data: MediaField = None
+    # the half of it that this server computes, for routers with the key: disaggregation.md
+    bootstrap_host: BootstrapHost | None = None
+    bootstrap_port: BootstrapPort | None = None
+    bootstrap_room: BootstrapRoom | None = None
     # refused unless their value asks for nothing: LATER
     lora_id: JsonValue = None
     background: JsonValue = None
@@ -94,9 +99,6 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     routed_experts_start_len: JsonValue = None
     return_sampling_mask: JsonValue = None
     custom_labels: JsonValue = None
-    bootstrap_host: JsonValue = None
-    bootstrap_port: JsonValue = None
-    bootstrap_room: JsonValue = None
 
 
 _FIELDS = GenerateBody.__struct_fields__

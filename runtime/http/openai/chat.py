@@ -8,6 +8,7 @@ from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestError
 from runtime.http.errors import OpenAIError, decode, error_object
+from runtime.http.fields.bootstrap import transfer_of
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
@@ -126,6 +127,7 @@ def prepare(
         marks=markers_of(formats.tool_calls if tools else None, formats.reasoning),
         prediction=predicted_text(body),
         media=tuple(media.sources),
+        transfer=transfer_of(body),
     )
     return request, reading, names
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Meta, Struct
 
+from runtime.http.fields.bootstrap import BootstrapHost, BootstrapPort, BootstrapRoom
 from runtime.http.fields.replica import ReplicaIndex
 from runtime.http.fields.request_id import Rid
 from runtime.http.fields.sampling import SamplingFields
@@ -128,9 +129,6 @@ class NotServed(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     custom_logit_processor: JsonValue = None
     session_params: JsonValue = None
     images_config: JsonValue = None
-    bootstrap_host: JsonValue = None
-    bootstrap_port: JsonValue = None
-    bootstrap_room: JsonValue = None
     disagg_prefill_dp_rank: JsonValue = None
     ngram_corpus_id: JsonValue = None
     custom_labels: JsonValue = None
@@ -177,6 +175,9 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     priority: Priority | None = None  # see --enable-priority-scheduling
     data_parallel_rank: ReplicaIndex | None = None  # the replica that serves it; as x-data-parallel-rank
     routed_dp_rank: ReplicaIndex | None = None  # the same, SGLang's newer name
+    bootstrap_host: BootstrapHost | None = None  # as in disaggregation.md; so are the next two
+    bootstrap_port: BootstrapPort | None = None
+    bootstrap_room: BootstrapRoom | None = None
     # cached prefixes are shared within one salt only; vLLM's name
     cache_salt: CacheSalt | list[CacheSalt] | None = None
     extra_key: CacheSalt | list[CacheSalt] | None = None  # a second cache_salt, SGLang's name

@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 
 from runtime.errors import InvalidRequest, RequestError
 from runtime.http.errors import OpenAIError, decode, error_object
+from runtime.http.fields.bootstrap import transfer_of
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
@@ -56,7 +57,6 @@ def completions(service: Service, content: bytes) -> Answer:
     body = decode(content, _decoder)
     refuse(body)
     prompts = _prompts(body)
-    adapters = adapters_of(service.card, body.model, body.lora_path, len(prompts))
     rule, where = constraint_of(body)
     options = _output_options(body, service.card.sampling_defaults.get("n", 1))
     names = NAMES | where | {name: given for name, given in OR.items() if getattr(body, given) is not None}
@@ -92,12 +92,13 @@ def completions(service: Service, content: bytes) -> Answer:
             replica=replica_of(body),
             cache_salt=salt,
             adapter=adapter,
+            transfer=transfer_of(body, len(prompts)),
         )
         for id, prompt, salt, adapter in zip(
             request_ids(rid or envelope.id, len(prompts)),
             prompts,
             salts(body, len(prompts)),
-            adapters,
+            adapters_of(service.card, body.model, body.lora_path, len(prompts)),
             strict=True,
         )
     ]

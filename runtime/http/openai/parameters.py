@@ -34,7 +34,8 @@ def _rows(source: Source, status: Status, notes: Mapping[str, str]) -> Iterator[
 
 _FORM = "structured.md; at most one of the fields that constrain the output"
 _DATA_PARALLEL = "it belongs to disaggregation"
-_DISAGGREGATION = "prompts and answers are computed by the same ranks"
+_DISAGGREGATION = "the router says it in a header: disaggregation.md"
+_BOOTSTRAP = "from a router with the key of the servers: disaggregation.md; else 403, or 400 without it"
 _IMAGES = "only text is served"
 
 PARAMETERS: dict[str, Parameter] = dict(
@@ -130,6 +131,9 @@ PARAMETERS: dict[str, Parameter] = dict(
             "works",
             {
                 "routed_dp_rank": "as `data_parallel_rank`",
+                "bootstrap_host": _BOOTSTRAP,
+                "bootstrap_port": "8998 where it is left out",
+                "bootstrap_room": _BOOTSTRAP,
                 "stop_regex": "up to 16; the text ends where one matches: api.md, stop expressions",
                 "extra_key": "a second `cache_salt`",
                 "no_stop_trim": "keeps the stop string in the text",
@@ -210,9 +214,6 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "max_dynamic_patch": _IMAGES,
                 "min_dynamic_patch": _IMAGES,
                 "use_audio_in_video": _IMAGES,
-                "bootstrap_host": _DISAGGREGATION,
-                "bootstrap_port": _DISAGGREGATION,
-                "bootstrap_room": _DISAGGREGATION,
                 "disagg_prefill_dp_rank": _DATA_PARALLEL,
                 "ngram_corpus_id": "texts are found by themselves: speculation.md",
                 "custom_labels": "metrics have fixed labels",

@@ -60,10 +60,14 @@ class Exchange:
         fields = {
             name: value
             for name, value in structs.asdict(headers).items()
-            if value != getattr(NO_HEADERS, name)
+            if name != "bearer" and value != getattr(NO_HEADERS, name)
         }
         if fields:
             self.requests = [structs.replace(request, **fields) for request in self.requests]
+        for number, request in enumerate(self.requests):
+            if request.transfer is not None and request.transfer.bearer is not None:
+                transfer = structs.replace(request.transfer, bearer=headers.bearer)
+                self.requests[number] = structs.replace(request, transfer=transfer)
 
     def submit(self, take: Take) -> None:
         """Submits the requests; `take` gets each delta. Raises what the service raises; none of the requests

@@ -6,8 +6,8 @@ from typing import Literal
 from runtime.options.declare import Count, Group, Port, Whole, option, planned, superseded
 
 _NO_PARTS = (
-    "one step computes prompts and decodes here, on one stream; --chunked-prefill-size bounds how long it "
-    "takes, and --disaggregation-mode separates them"
+    "two steps cannot run beside each other, as pages and slots change hands in their order; "
+    "--chunked-prefill-size bounds how long a prompt delays decodes, and --disaggregation-mode separates them"
 )
 
 

@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Derived, Group, Json, Whole, option, planned, superseded
+from runtime.options.declare import Amount, Derived, Group, Json, Whole, option, superseded
 
 
 class Tiers(Group, frozen=True, kw_only=True):
@@ -46,12 +46,10 @@ class Tiers(Group, frozen=True, kw_only=True):
         superseded("Don't bind host pages to the device's NUMA node.", "host pages are bound to no node."),
     ] = False
     hicache_storage_backend: A[
-        Literal["file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic", "eic"] | None,
+        Literal["file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic", "eic", "simm", "lmcache"] | None,
         option(
-            "Where pages are kept that outlive the process: in files, in Mooncake Store, or by a class of "
-            "yours.",
-            later=("hf3fs", "nixl", "aibrix", "eic"),
-            note="`dynamic` loads a class of yours, which can speak to the other stores: docs/tiers.md",
+            "Where pages are kept that outlive the process: in files, in a store, or by a class of yours.",
+            note="all but file need a package; `dynamic` loads a class of yours: docs/tiers.md",
         ),
     ] = None
     hicache_storage_prefetch_policy: A[
@@ -67,17 +65,26 @@ class Tiers(Group, frozen=True, kw_only=True):
     ] = None
     enable_lmcache: A[
         bool,
-        planned(
-            "Use LMCache as the tiers of the cache.",
-            note="LMCache keeps tensors of its own layout, which its kernels copy; "
-            "--enable-hierarchical-cache with --hicache-storage-backend does the same here, with any store "
-            "behind a class of yours: docs/tiers.md",
+        option(
+            "Keep pages in LMCache, behind host memory.",
+            note="as --enable-hierarchical-cache --hicache-storage-backend lmcache; needs the package "
+            "lmcache: docs/tiers.md",
         ),
     ] = False
 
 
 # of servers that compute a half of each request
 OF_HALVES = {False: Derived(True, "pages move from host memory to host memory")}
+
+# of servers with LMCache
+LMCACHE = "lmcache"
+OF_LMCACHE = {
+    "enable_hierarchical_cache": {False: Derived(True, "LMCache is behind host memory")},
+    "hicache_storage_backend": {None: Derived(LMCACHE, "--enable-lmcache")},
+    "hicache_storage_prefetch_policy": {
+        "best_effort": Derived("timeout", "requests of --enable-lmcache wait for what it has")
+    },
+}
 
 # words that stand for other values
 LAYOUT_ALIASES = {"page_first_direct": Derived("page_first", "a page is one piece in both")}

@@ -3,6 +3,7 @@
 from runtime.cache.pool_sizes import has_two_pools
 from runtime.devices.facts import DeviceFacts
 from runtime.options.facts import ModelFacts
+from runtime.options.groups.tiers import LMCACHE
 from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
 from runtime.storage import settings
@@ -15,11 +16,10 @@ ALL_HOST_WEIGHTS = HOST_WEIGHTS | {"enable_draft_weights_cpu_backup": False}
 
 def storage_settings_are_known(options: Values) -> str | None:
     """Settings of the storage backend are valid for it."""
-    if options["hicache_storage_backend"] is None:
+    backend = options["hicache_storage_backend"] or (LMCACHE if options["enable_lmcache"] else None)
+    if backend is None:
         return None
-    wrong = settings.problem(
-        options["hicache_storage_backend"], options["hicache_storage_backend_extra_config"]
-    )
+    wrong = settings.problem(backend, options["hicache_storage_backend_extra_config"])
     return f"{flag('hicache_storage_backend_extra_config')} {wrong}" if wrong else None
 
 

@@ -194,7 +194,7 @@ async def test_sglangs_other_fields_may_say_nothing() -> None:
         "image_data": [],
     }
     await ask(FakeService(), text="hi", **quiet)
-    for name, value in (("bootstrap_room", 3), ("return_entropy", True), ("return_bytes", True)):
+    for name, value in (("custom_labels", {"a": "b"}), ("return_entropy", True), ("return_bytes", True)):
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test"
         ) as http:

@@ -1,0 +1,1 @@
+"""Backends whose libraries import torch. They run in a process of their own (storage/process.py)."""
