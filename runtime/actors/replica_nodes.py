@@ -79,7 +79,7 @@ class ReplicaNodes:
                 await self._wait_change()
             if not has_limit:
                 begin = monotonic()
-            elif waiting.cancelled_caught:
+            elif waiting.cancelled_caught and self.missing:
                 numbers = ", ".join(map(str, self.missing))
                 reason = f"node {numbers} did not come within --dist-timeout {self._timeout_s:g} s"
                 log.get("nodes").error("the server ends", reason=reason)
