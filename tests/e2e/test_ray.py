@@ -109,6 +109,8 @@ def environment(**variables: str) -> dict[str, str]:
     """The environment of Ray's processes, which import this package from here."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(paths)}
+    # proxies import much as well, on as few cores
+    own |= {f"RAY_SERVE_PROXY_{what}_CHECK_TIMEOUT_S": "100" for what in ("READY", "HEALTH")}
     return os.environ | own | variables
 
 
