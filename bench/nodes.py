@@ -139,7 +139,7 @@ async def measure(rounds: int) -> None:
 async def started(plan: Plan, nodes: Nodes) -> Ranks:
     """Ranks that take steps."""
     start = start_rank(plan, model_config(plan))
-    ranks = Ranks(start, nodes=nodes if plan.parallel.nnodes > 1 else None)
+    ranks = Ranks(start, nodes=nodes.of(0) if plan.parallel.nnodes > 1 else None)
     await ranks.start(lambda progress: None)
     return ranks
 

@@ -4,17 +4,20 @@
           ▲                                                          │
           └──────── node 0 is gone: the ranks end, wait for it ◄─────┘
 
-It ends with node 0, by a signal, or when node 0 was gone for --dist-timeout.
+All of this happens for each replica of which the node has ranks, over a link of its own. The process ends
+with node 0, by a signal, or when node 0 was gone for --dist-timeout.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from math import inf
 
 import anyio
 import uvloop
 from anyio.abc import TaskGroup
+from msgspec import structs
 
 from runtime import log
 from runtime.actors.channels import Channel
@@ -35,6 +38,7 @@ from runtime.messages.nodes import (
     Hello,
     Identity,
     Refused,
+    RendezvousOpened,
     SignalRank,
     ToNodeRanks,
     Welcome,
@@ -45,6 +49,7 @@ from runtime.nodes.addresses import parse_address
 from runtime.nodes.handshake import OTHER_SECRET, ClientHandshake
 from runtime.nodes.identity import identity_of
 from runtime.nodes.link import Link
+from runtime.nodes.rendezvous import open_rendezvous
 from runtime.nodes.secret import read_secret
 from runtime.options.plan import Plan
 from runtime.settings import start_rank
@@ -57,11 +62,15 @@ ENDS = "the node ends"
 
 
 class Node:
-    """The other end of a RemoteNode (actors/remote_node.py)."""
+    """This node's ranks of one replica: the other end of a RemoteNode (actors/remote_node.py)."""
 
-    def __init__(self, plan: Plan, own: StartRank, secret: bytes, identity: Identity) -> None:
-        """`own`: what the ranks of this node would be started with by its own options."""
+    def __init__(
+        self, plan: Plan, own: StartRank, secret: bytes, identity: Identity, replica: int = 0
+    ) -> None:
+        """`own`: what the replica's ranks would be started with by the options of this node."""
         self._number = plan.parallel.node_rank
+        self._replica = replica
+        self._place = plan.parallel.replica_nodes(replica).index(self._number)  # among the replica's nodes
         self._timeout_s = plan.parallel.node_timeout_s
         self._address = parse_address(plan.parallel.dist_init_addr or "")
         self._own = own
@@ -156,7 +165,7 @@ class Node:
         return None if link.is_lost else link
 
     def _say_hello(self, link: Link) -> None:
-        link.send(self._out.encode(Hello(self._number, self._identity)))
+        link.send(self._out.encode(Hello(self._number, self._identity, self._replica)))
 
     def _lose(self, reason: str) -> None:
         if not isinstance(self._reply, Refused):  # which says more
@@ -194,13 +203,33 @@ class Node:
         self._end()
         assert self._link is not None and isinstance(self._reply, Welcome), "node 0 has taken this node"
         start = localized(begin.start, self._own, self._reply.model_path)
+        first = self._place * start.ranks_on_node
+        indices = range(first, first + start.ranks_on_node)
         try:
-            self._ranks = NodeRanks(self._number, begin.generation, start, self._link)
+            if begin.opens_rendezvous:
+                self._ranks = self._ranks_with_rendezvous(indices, begin.generation, start, self._link)
+            else:
+                self._ranks = NodeRanks(indices, begin.generation, start, self._link)
         except SpawnError as error:
-            first = self._number * start.ranks_on_node
-            for rank in range(first, first + start.ranks_on_node):
+            for rank in indices:
                 reason = f"node {self._number}: {error}"
                 self._link.send(self._out.encode(Exited(begin.generation, rank, 1, reason)))
+
+    def _ranks_with_rendezvous(
+        self, indices: range, generation: int, start: StartRank, link: Link
+    ) -> NodeRanks:
+        """Ranks that meet those of other nodes on this one. Raises SpawnError."""
+        try:
+            listener, rendezvous = open_rendezvous(link.own)
+        except OSError as error:
+            raise SpawnError(f"the ranks have no place to meet: {error.strerror}") from None
+        with ExitStack() as failed:
+            failed.callback(listener.close)
+            start = structs.replace(start, rendezvous=rendezvous)
+            ranks = NodeRanks(indices, generation, start, link, listener)
+            failed.pop_all()
+        link.send(self._out.encode(RendezvousOpened(generation, rendezvous)))
+        return ranks
 
     def _end(self) -> None:
         """Ends what is left of the current ranks, while others may begin."""
@@ -254,22 +283,41 @@ async def main(plan: Plan) -> int:
 
 
 async def _serve(plan: Plan, model: ModelConfig, secret: bytes, tasks: TaskGroup) -> int:
-    progress, health = StartProgress.of_model(model), NodeHealth(plan.parallel.node_rank)
+    number = plan.parallel.node_rank
+    progress, health = StartProgress.of_model(model), NodeHealth(number)
     tasks.start_soon(progress.run)
     if not plan.why["port"].source.startswith(("default", "derived")):
         tasks.start_soon(serve_health, health, plan.http.host, plan.http.port)
     await check_model(plan, progress)
     progress.end()
     identity = await anyio.to_thread.run_sync(identity_of, plan)
-    node = Node(plan, start_rank(plan, model), secret, identity)
-    health.is_here = lambda: node.is_here
+    nodes = [
+        Node(plan, start_rank(plan, model, replica=replica), secret, identity, replica)
+        for replica in plan.parallel.node_replicas(number)
+    ]
+    health.is_here = lambda: all(node.is_here for node in nodes)
     ended = anyio.Event()
     tasks.start_soon(_end_on_signals, ended)
     try:
-        return await _first_of(partial(node.run, tasks), ended)
+        return await _first_of(partial(run_all, nodes, tasks), ended)
     finally:
         with anyio.CancelScope(shield=True):
-            await node.stop()
+            for node in nodes:
+                await node.stop()
+
+
+async def run_all(nodes: Sequence[Node], tasks: TaskGroup) -> int:
+    """Runs this node's part of each replica until all have ended with node 0. -> the highest exit code.
+    Raises what Node.run raises."""
+    codes: list[int] = []
+
+    async def run_one(node: Node) -> None:
+        codes.append(await node.run(tasks))
+
+    async with anyio.create_task_group() as running:
+        for node in nodes:
+            running.start_soon(run_one, node)
+    return max(codes)
 
 
 async def _first_of(run: Callable[[], Awaitable[int]], ended: anyio.Event) -> int:

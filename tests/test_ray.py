@@ -14,7 +14,7 @@ from runtime.options.tree import Options
 from runtime.ray import PROXY_OPTIONS, DemandPolicy, EngineReplica, Scaling, app, read, settings
 from runtime.service import Health, Load
 
-TWO_NODES: Fields = {"device": "null", "nnodes": 2, "tensor_parallel_size": 2}
+TWO_NODES: Fields = {"device": "cuda", "nnodes": 2, "tensor_parallel_size": 8}
 
 
 def test_arguments_are_options_and_scaling() -> None:
@@ -46,7 +46,9 @@ def test_all_problems_come_together() -> None:
     [
         ({}, "device: name it"),
         ({"device": "cpu"}, "num_threads: name the cores"),
-        ({**TWO_NODES, "dist_init_addr": "10.0.0.1:1"}, "nnodes 2: a replica on Ray"),
+        ({**TWO_NODES, "dist_init_addr": "10.0.0.1:1"}, "dist-init-addr: each replica chooses its own"),
+        ({**TWO_NODES, "node_rank": 1}, "node-rank: each replica chooses its own"),
+        ({**TWO_NODES, "tensor_parallel_size": 3}, "--nnodes 2 does not divide"),
         ({"device": "null", "port": 8000}, "port: Ray Serve's proxy has the address"),
         (
             {"device": "null", "min_replicas": 3, "max_replicas": 2},
@@ -82,6 +84,16 @@ def test_options_of_the_proxy_are_options() -> None:
 def test_a_replica_asks_for_what_its_ranks_need(options: Fields, asked: Fields) -> None:
     scaling, parsed, _ = read(options)
     assert settings(scaling, parsed)["ray_actor_options"] == asked
+
+
+def test_a_replica_of_several_machines_has_a_bundle_on_each() -> None:
+    """The event loop, and a core for it, is on the first."""
+    found = settings(*read(TWO_NODES)[:2])
+    assert found["ray_actor_options"] == {"num_cpus": 5, "num_gpus": 4}
+    assert found["placement_group_bundles"] == [{"CPU": 5, "GPU": 4}, {"CPU": 4, "GPU": 4}]
+    assert found["placement_group_strategy"] == "STRICT_SPREAD"
+    npus = settings(*read({"device": "npu", "nnodes": "2", "data_parallel_size": 4})[:2])
+    assert npus["placement_group_bundles"] == [{"CPU": 3, "NPU": 2}, {"CPU": 2, "NPU": 2}]
 
 
 def test_groups_of_attention_share_the_ranks() -> None:

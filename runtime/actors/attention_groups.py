@@ -19,6 +19,7 @@ from runtime.actors.ranks import Ranks
 from runtime.actors.scheduler import SchedulerActor
 from runtime.errors import RankDied
 from runtime.messages.steps import GroupSteps, StepPlan, StepResult
+from runtime.scheduling.delayer import Delayer, JointDelayer
 from runtime.scheduling.recovery import Lost
 
 Actors = Sequence[SchedulerActor[Ranks]]
@@ -80,6 +81,7 @@ class AttentionGroups:
         self._flights = GroupFlights()
         self.scheduler = GroupProgress(actors, self._flights)
         self._unsent: GroupSteps | None = None  # planned, but the ring was full
+        self._delayer = share_delayer(actors)
 
     async def drive(self, ranks: Ranks) -> RankDied:
         """Runs steps on these ranks until one of them is lost. -> its death"""
@@ -142,9 +144,23 @@ class AttentionGroups:
 
     def _plans(self) -> list[StepPlan | None]:
         """What each group computes next. A group with requests on trial runs alone."""
+        if self._delayer is not None:
+            self._delayer.begin()
         trying = next((a for a in self._actors if a.scheduler.recovery.has_trial), None)
         if trying is None:
             return [actor.next_plan() for actor in self._actors]
         if any(actor.scheduler.num_in_flight for actor in self._actors if actor is not trying):
             return []
         return [actor.next_plan() if actor is trying else None for actor in self._actors]
+
+
+def share_delayer(actors: Actors) -> JointDelayer | None:
+    """Has all groups start prompts in the same steps (--enable-prefill-delayer); None: prompts never wait."""
+    planners = [actor.scheduler.planner for actor in actors]
+    first = planners[0].delayer
+    if not isinstance(first, Delayer):
+        return None
+    joint = JointDelayer(first, [(planner.roster, planner.admission) for planner in planners])
+    for planner in planners:
+        planner.delayer = joint
+    return joint

@@ -32,7 +32,7 @@ class Dispatcher:
         self.inboxes = [Channel[ToScheduler](inf) for _ in range(num_replicas)]
         self._balance = Balance(method, num_replicas)
         self._views = views
-        self._moved: set[str] = set()  # open requests that another replica has than the one that was chosen
+        self._moved: set[str] = set()  # open requests that were moved because ranks had died of them, perhaps
         self._movers: set[int] = set()  # replicas that have ever handed requests to others
         closed.subscribe(self._forget)
 
@@ -57,21 +57,23 @@ class Dispatcher:
         for inbox in self.inboxes:
             inbox.send_nowait(Unload(adapter))
 
-    def may_move(self, request_id: str) -> bool:
-        """Whether a request may go to another replica: an open one may do so once, because ranks may have
-        died of it."""
-        return self._balance.replica(request_id) is not None and request_id not in self._moved
+    def may_move(self, request_id: str, *, is_suspect: bool = True) -> bool:
+        """Whether a request may go to another replica: an open one may do so once, if ranks may have died of
+        it (`is_suspect`), and any number of times if they were lost with their node."""
+        is_open = self._balance.replica(request_id) is not None
+        return is_open and not (is_suspect and request_id in self._moved)
 
     def held_tokens(self, index: int) -> int:
         """What is open on a replica, in tokens."""
         return self._balance.held[index].tokens
 
-    def move(self, request_id: str, index: int) -> None:
-        """A request is another replica's from now on."""
+    def move(self, request_id: str, index: int, *, is_suspect: bool = True) -> None:
+        """A request is another replica's from now on. `is_suspect`: as in `may_move`."""
         source = self._balance.replica(request_id)
         assert source is not None, "only open requests move"
         self._movers.add(source)
-        self._moved.add(request_id)
+        if is_suspect:
+            self._moved.add(request_id)
         self._balance.move(request_id, index)
 
     def forward(self, message: Abort | Stopped, index: int) -> None:

@@ -6,6 +6,7 @@ and the side that sends too much waits.
 """
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -48,16 +49,27 @@ def localized(start: StartRank, own: StartRank, node0_model_path: str) -> StartR
 class NodeRanks:
     """Ranks that have been started, until `stop`."""
 
-    def __init__(self, node: int, generation: int, start: StartRank, link: Link) -> None:
-        """Raises SpawnError."""
-        first = node * start.ranks_on_node
+    def __init__(
+        self,
+        indices: range,
+        generation: int,
+        start: StartRank,
+        link: Link,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """`indices`: the ranks. `listener`: on which rank 0 serves the place where ranks of several nodes
+        meet; it is closed with the ranks, None: they meet elsewhere. Raises SpawnError; the listener is the
+        caller's then."""
         self.generation = generation
         self._link = link
         self._out = Wire[FromNode](FromNode)
         self._waiting = deque[bytes]()  # records for which the ring has no room yet
         self._stalled: list[RankProcess] = []  # whose records the link has no room for
         self._resources = ExitStack()
-        self._processes = RankProcesses(start, generation, indices=range(first, first + start.ranks_on_node))
+        shared = [] if listener is None else [listener.fileno()]
+        self._processes = RankProcesses(start, generation, indices=indices, shared=shared)
+        if listener is not None:
+            self._resources.callback(listener.close)
         loop = asyncio.get_running_loop()
         for credit in self._processes.credits:
             self._watch(loop, credit, self._on_credit)

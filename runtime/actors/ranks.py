@@ -5,8 +5,8 @@
     Ranks.results ◄──────────────────────────
                      results (a ring per rank)
 
-Ranks of other nodes (actors/nodes.py) get the same plans through the links to their nodes, and send through
-them.
+Ranks of other nodes (actors/replica_nodes.py) get the same plans through the links to their nodes, and send
+through them.
 
 All waiting is for descriptors on the loop: rings by their eventfds, processes by pidfds. So there are no
 threads, no SIGCHLD and no signal handlers, and it works in the loop of any application. Nothing that it opens
@@ -20,15 +20,16 @@ import asyncio
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import inf
 
 import anyio
 from msgspec import structs
 
 from runtime.actors.fork_server import ForkServer
-from runtime.actors.nodes import Nodes
 from runtime.actors.rank_process import Rank, RankProcess, Replies, cause_of_death
 from runtime.actors.rank_processes import RankProcesses
+from runtime.actors.replica_nodes import ReplicaNodes
 from runtime.errors import RankDied, RingError, SpawnError, StartError
 from runtime.messages.codec import Wire
 from runtime.messages.memory import ChangeMemory, UpdateWeights
@@ -65,7 +66,7 @@ class Ranks:
         ring_bytes: int = ring.DEFAULT_BYTES,
         processes: RankProcesses | None = None,
         forks: ForkServer | None = None,
-        nodes: Nodes | None = None,
+        nodes: ReplicaNodes | None = None,
     ) -> None:
         """`setup.rendezvous` is set here. Rank i inherits `setup.host_fds[i]`; the descriptors stay the
         caller's. `generation` is at least 1: fresh memory is of generation 0. `ring_bytes`: size of each
@@ -93,6 +94,7 @@ class Ranks:
         self._nodes = nodes
         self._ranks: list[Rank] = [] if processes is None else [*processes.ranks]
         self._resources = ExitStack()
+        self._plans: ring.Writer | None = None  # when open, if this node has any of the ranks
         self._is_open = False  # the loop watches the processes
         self._results: list[StepResult] = []
         self._wake: Callable[[], None] | None = None
@@ -173,6 +175,8 @@ class Ranks:
                 ready = [rank.ready for rank in self._ranks if rank.ready is not None]
                 if len(ready) == len(self._ranks):
                     self._is_ready = True
+                    if self._nodes is not None:
+                        self._nodes.note_ready()
                     for each in ready:
                         on_progress(LoadProgress(each.rank, "ready"))
                     return ready
@@ -248,8 +252,18 @@ class Ranks:
 
     def _open(self) -> None:
         """Starts the processes, unless that was done, and watches them. Raises SpawnError."""
+        nodes = self._nodes
+        if nodes is None or nodes.has_node_0:
+            self._open_processes([] if nodes is None else [self._open_rendezvous(nodes)])
+        self._is_open = True
+        if nodes is not None:
+            self._ranks += nodes.begin(
+                self.generation, self._setup, self._replies, self._take_results, self._end_rank
+            )
+
+    def _open_processes(self, shared: list[int]) -> None:
+        """The part of `_open` that is about this node. `shared`: descriptors that the ranks inherit."""
         loop, processes = asyncio.get_running_loop(), self._processes
-        shared = [] if self._nodes is None else [self._open_rendezvous(self._nodes)]
         if processes is None:
             processes = self._processes = RankProcesses(
                 self._setup,
@@ -261,23 +275,18 @@ class Ranks:
                 indices=range(self._setup.ranks_on_node),
                 shared=shared,
             )
-        self._is_open = True
         self._ranks, self._plans = [*processes.ranks], processes.plans
         self._resources.callback(processes.close)
         watched: list[tuple[int, Callable[..., None], list[RankProcess]]] = [
-            (credit, self._on_credit, []) for credit in processes.credits
+            (credit, partial(self._on_credit, processes.plans), []) for credit in processes.credits
         ]
         for rank in processes.ranks:
             watched += [(rank.pidfd, self._on_exit, [rank]), (rank.reader.fileno(), self._on_data, [rank])]
         for fd, callback, arguments in watched:
             loop.add_reader(fd, callback, *arguments)
             self._resources.callback(loop.remove_reader, fd)
-        if self._nodes is not None:
-            self._ranks += self._nodes.begin(
-                self.generation, self._setup, self._replies, self._take_results, self._end_rank
-            )
 
-    def _open_rendezvous(self, nodes: Nodes) -> int:
+    def _open_rendezvous(self, nodes: ReplicaNodes) -> int:
         """Opens the place where the ranks of all nodes meet. -> the descriptor that rank 0 inherits. Raises
         SpawnError."""
         try:
@@ -290,18 +299,18 @@ class Ranks:
 
     def _publish(self, body: bytes) -> bool:
         """Sends a record to the ranks of all nodes, or to none."""
-        nodes = self._nodes
-        if nodes is None:
-            return self._plans.try_publish(body)
-        if not nodes.has_room or not self._plans.try_publish(body):
+        plans, nodes = self._plans, self._nodes
+        if nodes is not None and not nodes.has_room:
             return False
-        nodes.publish(body)
+        if plans is not None and not plans.try_publish(body):
+            return False
+        if nodes is not None:
+            nodes.publish(body)
         return True
 
     def _send_start(self) -> None:
-        """Sends what the ranks are to load, unless they know it."""
-        assert self._processes is not None, "open"
-        if not self._processes.has_start:
+        """Sends what the ranks of this node are to load, unless they know it."""
+        if self._processes is not None and not self._processes.has_start:
             self._processes.send(self._setup)
 
     async def _raise_failure(self) -> None:
@@ -330,11 +339,11 @@ class Ranks:
             if self._wake is not None:
                 self._wake()
 
-    def _on_credit(self) -> None:
+    def _on_credit(self, plans: ring.Writer) -> None:
         try:
-            had_rest = self._plans.has_rest
-            self._plans.collect()
-            self._plans.flush()
+            had_rest = plans.has_rest
+            plans.collect()
+            plans.flush()
             if had_rest and self._wake is not None:
                 self._wake()  # a step may wait behind a long message
         except RingError as error:

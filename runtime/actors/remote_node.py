@@ -1,4 +1,5 @@
-"""Another node, seen from node 0: its link, while it is there, and its ranks of the current generation."""
+"""Another node, seen from node 0: its link, while it is there, and its ranks of the current generation of one
+replica."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from runtime.messages.nodes import (
     FromNode0,
     FromNodeRank,
     Hello,
+    RendezvousOpened,
     SignalRank,
     ToNodeRanks,
 )
@@ -29,11 +31,16 @@ ENDED = "it was ended"
 
 
 class RemoteNode:
-    """One of the nodes from 1 on."""
+    """One of the nodes from 1 on, for the ranks of one replica."""
 
-    def __init__(self, number: int, on_lost: Callable[["RemoteNode", str], None]) -> None:
-        """`on_lost` is called when the node is gone, with the reason."""
+    def __init__(
+        self, number: int, replica: int, place: int, on_lost: Callable[["RemoteNode", str], None]
+    ) -> None:
+        """`place`: which of the nodes of its replica it is, from 0. `on_lost` is called when the node is
+        gone, with the reason."""
         self.number = number
+        self.replica = replica
+        self._place = place
         self._on_lost = on_lost
         self._link: Link | None = None
         self._in = Wire[FromNode](FromNode)
@@ -42,6 +49,7 @@ class RemoteNode:
         self._ranks: dict[int, RemoteRank] = {}
         self._on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
         self._on_exit: Callable[[RemoteRank], None] = lambda rank: None
+        self._on_rendezvous: Callable[[str], None] | None = None  # while it is due
 
     @property
     def is_here(self) -> bool:
@@ -58,7 +66,7 @@ class RemoteNode:
         self._link = link
         link.on_message, link.on_lost = self._receive, self._lose
 
-    def begin(
+    def expect(
         self,
         generation: int,
         start: StartRank,
@@ -66,10 +74,10 @@ class RemoteNode:
         on_results: Callable[[Sequence[StepResult]], None],
         on_exit: Callable[[RemoteRank], None],
     ) -> list[RemoteRank]:
-        """Has the node start its ranks of a generation. `on_results` is called when anything has come from
-        them, with the results of steps, `on_exit` once for each."""
+        """-> the ranks of a generation that `begin` will have the node start. `on_results` is called when
+        anything has come from them, with the results of steps, `on_exit` once for each."""
         self._generation, self._on_results, self._on_exit = generation, on_results, on_exit
-        first = self.number * start.ranks_on_node
+        first = self._place * start.ranks_on_node
         self._ranks = {
             rank: RemoteRank(rank, RemoteProcess(partial(self._signal, rank)), replies)
             for rank in range(first, first + start.ranks_on_node)
@@ -77,8 +85,13 @@ class RemoteNode:
         ranks = list(self._ranks.values())
         if self._link is None:  # it has left since all nodes were here
             asyncio.get_running_loop().call_soon(self._end_ranks, f"node {self.number} is gone")
-        self.send(Begin(generation, start))
         return ranks
+
+    def begin(self, start: StartRank, on_rendezvous: Callable[[str], None] | None = None) -> None:
+        """Has the node start these ranks. `on_rendezvous`: the ranks of several nodes meet on this one, and
+        it is called with the place."""
+        self._on_rendezvous = on_rendezvous
+        self.send(Begin(self._generation, start, on_rendezvous is not None))
 
     def publish(self, body: bytes) -> None:
         """Sends a record to the ring of the node's ranks."""
@@ -86,7 +99,7 @@ class RemoteNode:
 
     def end(self) -> None:
         """The ranks of this generation have ended, or are not waited for."""
-        self._ranks = {}
+        self._ranks, self._on_rendezvous = {}, None
         self.send(End(self._generation))
 
     def send(self, message: FromNode0) -> None:
@@ -118,6 +131,9 @@ class RemoteNode:
                     if generation == self._generation and (rank := self._ranks.pop(index, None)) is not None:
                         rank.end(code, reason)
                         self._on_exit(rank)
+                case RendezvousOpened(generation, rendezvous):
+                    if generation == self._generation and self._on_rendezvous is not None:
+                        self._on_rendezvous(rendezvous)
                 case Bye():
                     if self._link is not None:
                         self._link.close(ENDED)

@@ -18,10 +18,10 @@ from runtime.actors.attention_groups import AttentionGroups
 from runtime.actors.channels import Channel, Signal
 from runtime.actors.events import EventsActor
 from runtime.actors.graph_captures import GraphCapturing
-from runtime.actors.nodes import Nodes
 from runtime.actors.rank_commands import RankCommands
 from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.ranks import Ranks
+from runtime.actors.replica_nodes import ReplicaNodes
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.storage import StorageActor, open_storage
 from runtime.actors.supervisor import Driver, Supervisor
@@ -63,7 +63,7 @@ class Replica:
         num_replicas: int,
         inbox: Channel[ToScheduler],
         processes: RankProcesses | None,
-        nodes: Nodes | None,
+        nodes: ReplicaNodes | None,
         halves: Halves | None,
         outbox: Channel[ToDetokenizer],
         metrics: Metrics,
@@ -71,16 +71,17 @@ class Replica:
         on_death: Callable[[RankDied], None],
         on_progress: Callable[[LoadProgress], None],
         on_lost: Callable[["Replica"], None],
+        on_resumed: Callable[[], None],
         forward: Callable[[Abort | Stopped, int], None],
         lead: "Replica | None" = None,
     ) -> None:
         """`index` counts from 0; `inbox` is this replica's alone, `outbox` is shared; `processes`: the ranks'
-        first ones, if they have been started; `nodes`: the other nodes, if there are any; `halves`: with
-        --disaggregation-mode; `adapters` gives
-        what new ranks must know of adapters; `on_death` is called for each death of a rank, `on_progress` as
-        ranks start, `on_lost` when all requests wait for new ranks; `forward` gets messages about requests
-        that are not here, and this replica's index. `lead`: the replica of the first attention group, whose
-        ranks this one, of another group, shares; None: it has ranks of its own."""
+        first ones, if they have been started; `nodes`: the other nodes that have ranks of it, if any do;
+        `halves`: with --disaggregation-mode; `adapters` gives what new ranks must know of adapters;
+        `on_death` is called for each death of a rank, `on_progress` as ranks start, `on_lost` when all
+        requests wait for new ranks, `on_resumed` when these take steps; `forward` gets messages about
+        requests that are not here, and this replica's index. `lead`: the replica of the first attention
+        group, whose ranks this one, of another group, shares; None: it has ranks of its own."""
         self.index = index
         self.inbox = inbox
         self.scheduler: Scheduler | None = None
@@ -102,6 +103,7 @@ class Replica:
                 on_death=on_death,
                 on_progress=on_progress,
                 on_lost=partial(on_lost, self),
+                on_resumed=on_resumed,
             )
             self.commands = RankCommands(self.supervisor)
         else:
@@ -255,7 +257,8 @@ class Replica:
             return Load(page_size=self._plan.memory.page_size)
         layout, readies = self._plan.parallel.attention_layout, self.supervisor.readies
         if layout.num_groups > 1:
-            readies = [ready for ready in readies if ready.rank in layout.group_ranks()[self.index]]
+            own = layout.group_ranks()[self.index]  # of each stage
+            readies = [ready for ready in readies if ready.rank % layout.num_ranks in own]
         roster, cache, window, totals = (
             scheduler.roster,
             scheduler.cache,

@@ -65,7 +65,7 @@ class Replicas:
                 num_replicas=len(dispatcher.inboxes),
                 inbox=inbox,
                 processes=None if index else processes,
-                nodes=nodes,
+                nodes=None if nodes is None else nodes.of(index // groups),
                 halves=halves,
                 outbox=outbox,
                 metrics=metrics,
@@ -73,6 +73,7 @@ class Replicas:
                 on_death=on_death,
                 on_progress=partial(on_progress, index),
                 on_lost=self._hand_over,
+                on_resumed=self._hand_over_all,
                 forward=dispatcher.forward,
                 lead=self._replicas[index - index % groups] if index % groups else None,
             )
@@ -129,15 +130,22 @@ class Replicas:
         has least to do."""
         if source.scheduler is None or not (others := [r for r in self._replicas if r.is_taking]):
             return
-        count = 0
-        for request_id in leaving(source.scheduler, self._dispatcher.may_move):
-            target = min(others, key=lambda other: self._dispatcher.held_tokens(other.index))
+        dispatcher, count = self._dispatcher, 0
+        is_suspect = not source.supervisor.is_node_lost
+        for request_id in leaving(source.scheduler, partial(dispatcher.may_move, is_suspect=is_suspect)):
+            target = min(others, key=lambda other: dispatcher.held_tokens(other.index))
             if source.hand_over(request_id, target):
-                self._dispatcher.move(request_id, target.index)
+                dispatcher.move(request_id, target.index, is_suspect=is_suspect)
                 count += 1
         if count:
             self._metrics.moved_requests.add(count)
             log.get("ranks").warning(MOVED, replica=source.index, requests=count)
+
+    def _hand_over_all(self) -> None:
+        """The ranks of a replica run again: it takes what waits for those that do not."""
+        for replica in self._replicas:
+            if replica.supervisor.is_recovering:
+                self._hand_over(replica)
 
     async def load_adapter(self, load: LoadAdapter) -> None:
         """Loads an adapter on all ranks. Raises InvalidRequest, Unavailable."""

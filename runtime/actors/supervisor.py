@@ -29,9 +29,9 @@ from runtime.actors.attention_groups import AttentionGroups
 from runtime.actors.death_reports import DeathReports
 from runtime.actors.deaths import STABLE_S, Deaths
 from runtime.actors.fork_server import open_fork_server
-from runtime.actors.nodes import Nodes
 from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.ranks import Ranks
+from runtime.actors.replica_nodes import ReplicaNodes
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.standby import StandbyRanks
 from runtime.actors.watchdog import watch, watch_softly
@@ -86,28 +86,32 @@ class Supervisor:
         soft_watchdog_s: float = 0.0,
         num_standby: int = 0,
         processes: RankProcesses | None = None,
-        nodes: Nodes | None = None,
+        nodes: ReplicaNodes | None = None,
         adapters: Callable[[], AdapterSetup] | None = None,
         on_death: Callable[[RankDied], None] = lambda died: None,
         on_progress: Callable[[LoadProgress], None] = lambda progress: None,
         on_lost: Callable[[], None] = lambda: None,
+        on_resumed: Callable[[], None] = lambda: None,
     ) -> None:
         """`watchdog_s` 0: no watchdog; `soft_watchdog_s` 0: no soft one; `num_standby`: sets of standby
         ranks; `processes`: those of the first generation, if they have been started; `nodes`: the other
         nodes, if there are any; `adapters` gives the adapters that new ranks must load; `on_death` is called
         for each death, before the other ranks are stopped; `on_progress` as ranks start, until each is ready;
-        `on_lost` when, after a death, all requests of the scheduler wait for new ranks."""
+        `on_lost` when, after a death, all requests of the scheduler wait for new ranks, `on_resumed` when
+        these take steps."""
         self.forks = open_fork_server(start.device, num_standby) if processes is None else processes.forks
         self.ranks = Ranks(start, processes=processes, forks=self.forks, nodes=nodes)
         self.standby = StandbyRanks(num_standby, self._make_ranks)
         self.readies: list[RankReady] = []
         self.is_recovering = False
+        self.is_node_lost = False  # the last ranks that died did so with their node
         self.sleep_state = SleepState()
         self.setup = start  # what new ranks are started with
         self._nodes = nodes
         self._adapters = adapters
         self._on_progress = on_progress
         self._on_lost = on_lost
+        self._on_resumed = on_resumed
         self._metrics = metrics
         self._watchdog_s = watchdog_s
         self._soft_watchdog_s = soft_watchdog_s
@@ -163,7 +167,7 @@ class Supervisor:
             last_step = actor.scheduler.last_step
             died = self._reports.explain(await self._serve(actor))
             begin = monotonic()
-            self.is_recovering = True
+            self.is_recovering, self.is_node_lost = True, died.is_with_node
             lost = await actor.lose_ranks(points_at_requests=not died.is_with_node)
             self._on_lost()
             self._reports.report(died, self.generation, lost.num_steps)
@@ -187,6 +191,7 @@ class Supervisor:
                 requests=lost.num_requests,
                 seconds=round(monotonic() - begin, 3),
             )
+            self._on_resumed()
 
     def open_hosts(self) -> list[HostPages]:
         """The host memory of each rank, mapped here; empty without a host tier. Ranks must be ready."""

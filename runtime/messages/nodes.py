@@ -1,9 +1,10 @@
 """Messages between node 0, which has the event loop, and each other node, which has ranks only.
 
-    node ──► node 0   Hello, then for the ranks of each generation: FromNodeRank ..., Exited
+    node ──► node 0   Hello, then for the ranks of each generation: RendezvousOpened, FromNodeRank ..., Exited
     node 0 ──► node   Welcome or Refused, then for each generation: Begin, ToNodeRanks ..., SignalRank, End
 
-Either side may send Bye before it ends. What ranks read and send is passed on as it lies in their rings.
+A node has a link for each replica of which it has ranks, and generations are those of that replica. Either
+side may send Bye before it ends. What ranks read and send is passed on as it lies in their rings.
 """
 
 from msgspec import Struct
@@ -27,6 +28,7 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
 
     node: int  # from 1
     identity: Identity
+    replica: int = 0  # whose ranks this link is for
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag="welcome"):
@@ -43,10 +45,19 @@ class Refused(Struct, frozen=True, array_like=True, tag="refused"):
 
 
 class Begin(Struct, frozen=True, array_like=True, tag="begin"):
-    """Start the node's ranks of a generation, and have them load the model."""
+    """Start the node's ranks of a generation, and have them load the model. `opens_rendezvous`: ranks of
+    several nodes meet on this one; RendezvousOpened says where, for the others."""
 
     generation: int
     start: StartRank
+    opens_rendezvous: bool = False
+
+
+class RendezvousOpened(Struct, frozen=True, array_like=True, tag="rendezvous"):
+    """Where the ranks of a generation meet: StartRank.rendezvous."""
+
+    generation: int
+    rendezvous: str
 
 
 class ToNodeRanks(Struct, frozen=True, array_like=True, tag="to_ranks"):
@@ -94,4 +105,4 @@ class Bye(Struct, frozen=True, array_like=True, tag="bye"):
 
 
 FromNode0 = Welcome | Refused | Begin | ToNodeRanks | SignalRank | End | Bye
-FromNode = Hello | FromNodeRank | Exited | Bye
+FromNode = Hello | RendezvousOpened | FromNodeRank | Exited | Bye

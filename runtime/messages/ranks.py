@@ -103,8 +103,8 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     environment: dict[str, str] = {}  # environment variables of the rank's process
     # NUMA nodes of this replica's ranks, or one for all; empty: any
     numa_nodes: tuple[int, ...] = ()
-    num_nodes: int = 1  # that share the ranks: node k has the k-th part of them
-    num_replicas: int = 1  # which share the machine
+    num_nodes: int = 1  # that share the ranks of this replica: the k-th of them has the k-th part
+    num_replicas: int = 1  # that have ranks on each node
     first_device: int = 0  # number of accelerators that the replicas before this one take
     # options that only this device has, as devices/<name>/options.py declares them
     device_options: dict[str, DeviceOption] = {}

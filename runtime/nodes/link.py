@@ -32,7 +32,7 @@ class Link(asyncio.Protocol):
         self.on_message: Callable[[bytes], None] = lambda message: None
         self.on_lost: Callable[[str], None] = lambda reason: None
         self.on_room: Callable[[], None] = lambda: None
-        self.peer = ""  # address of the other side
+        self.own = self.peer = ""  # addresses of this side, and of the other one
         self.has_room = True  # less than WRITE_BYTES wait to be sent
         self.is_lost = False
         self._handshake = handshake
@@ -87,7 +87,9 @@ class Link(asyncio.Protocol):
         transport.set_write_buffer_limits(high=WRITE_BYTES)
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.peer = str((transport.get_extra_info("peername") or ("?",))[0])
+        self.peer, self.own = (
+            str((transport.get_extra_info(name) or ("?",))[0]) for name in ("peername", "sockname")
+        )
         self._timer = asyncio.get_running_loop().call_later(
             HANDSHAKE_S, self.abort, f"it did not prove its secret within {HANDSHAKE_S:g} s"
         )

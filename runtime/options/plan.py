@@ -147,6 +147,12 @@ class Plan(Struct, frozen=True, kw_only=True):
         return draft_nodes(self.schedule.max_running_requests)
 
     @property
+    def rank_environment(self) -> dict[str, str]:
+        """Environment variables that the libraries of a rank read, by name."""
+        nvls = {"NCCL_NVLS_ENABLE": "1"} if self.parallel.enable_nccl_nvls else {}
+        return self.ascend.rank_environment | nvls
+
+    @property
     def device_options(self) -> dict[str, "DeviceOption"]:
         """Options that only the chosen device has, as StartRank.device_options."""
         options: CudaOptions | AscendOptions | NullOptions
@@ -168,6 +174,8 @@ class Plan(Struct, frozen=True, kw_only=True):
             gpu_id_step=self.parallel.gpu_id_step,
             cudagraph_gc=self.graphs.enable_cudagraph_gc,
             symm_mem=self.parallel.enable_torch_symm_mem,
+            nccl_window=self.parallel.enable_symm_mem,
+            checks_peers=self.parallel.enable_p2p_check,
             fp8_gemm_backend=self.kernels.fp8_gemm_backend,
             prefill_attention_backend=self.kernels.prefill_attention_backend,
             decode_attention_backend=self.kernels.decode_attention_backend,

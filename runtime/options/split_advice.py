@@ -87,13 +87,9 @@ class _Search:
 
     def shapes(self) -> Iterator[tuple[int, int]]:
         """Tensor-parallel ranks and stages, the preferred ones first: few ranks, and of as many ranks those
-        whose layers stay within a node and are divided most. Several nodes take part with all devices."""
+        whose layers stay within a node and are divided most. Replicas take the devices that are left."""
         total = self.devices.count * self.num_nodes
-        found = [
-            (tensor, ranks // tensor)
-            for ranks in (_divisors(total) if self.num_nodes == 1 else [total])
-            for tensor in _divisors(ranks)
-        ]
+        found = [(tensor, ranks // tensor) for ranks in _divisors(total) for tensor in _divisors(ranks)]
         yield from sorted(found, key=lambda one: (one[0] * one[1], one[0] > self.devices.count, -one[0]))
 
     def computed(self, tensor: int, stages: int) -> Split | None:

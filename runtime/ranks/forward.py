@@ -30,12 +30,12 @@ class Forward:
     ) -> Forwarded:
         """`samples`: int64 [N], places of the tokens behind which something is sampled; `lora_slots`: int32
         [T], -1 for tokens without an adapter; None: no token has one."""
+        if batch.micro_batches is not None:
+            return Forwarded(forward_in_turns(self.device, model, batch.micro_batches))
         program = self._program(model, batch)
         forwarded = None if program is None else program.forward(batch, samples, lora_slots)
         if forwarded is not None:
             return forwarded
-        if batch.micro_batches is not None:
-            return Forwarded(forward_in_turns(self.device, model, batch.micro_batches))
         is_plain = lora_slots is None
         size = None if piecewise is None or not is_plain else piecewise.size_for(batch)
         if piecewise is None or size is None:

@@ -17,7 +17,7 @@ sends them to the others. So in steps with such drafts one stage computes at a t
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.ranks.drafting.draft_runner import DraftRunner, has_trees
 from runtime.ranks.drafting.own_rows import Drafted, own_rows, with_trees
 from runtime.ranks.sample_rows import SampleRows
+from runtime.ranks.two_batches import with_hidden
 
 # StepEffects.take
 Take = Callable[[StepPlan, np.ndarray, SampleRows, Tensor], object]
@@ -144,8 +145,7 @@ class PipelineStage:
         count, size = len(batch.token_ids), self.hidden_size
         hidden = self.links.receive_hidden((count, size * (1 + self.num_passed)), self.dtype)
         hidden, self.passed = hidden[:, :size].contiguous(), hidden[:, size:]
-        places = torch.arange(count, device=self.torch_device)
-        return replace(batch, token_ids=torch.zeros_like(places), embeds=(places, hidden))
+        return with_hidden(batch, hidden)
 
     def computed(self, forwarded: Forwarded) -> Forwarded:
         """What this stage has computed of the batch: behind the hidden states of a token those of the

@@ -73,16 +73,10 @@ class StepInputs:
         positions = upload_int64(host_positions, torch_device)
         token_ids = self.token_ids(plan, begins, drafted)
         if self.states is not None and not self.kv:  # no layer has attention
-            return ForwardBatch(
-                token_ids,
-                positions,
-                (),
-                self.kv,
-                None,
-                embeds=self.embeds(plan),
-                is_decode=is_decode,
-                states=self.states.rows(plan),
-            )
+            batch = ForwardBatch(token_ids, positions, (), self.kv, None, embeds=self.embeds(plan))
+            batch = replace(batch, is_decode=is_decode, states=self.states.rows(plan))
+            rows = self._rows(plan, starts, begins, None)
+            return self._with_attention(batch, rows, len(plan.slots), groups)
         if not self.kv:  # an encoder
             second_at = self.slots.second_at[plan.slots].repeat(counts)
             types = (second_at > 0) & (host_positions >= second_at)
@@ -105,7 +99,7 @@ class StepInputs:
         if self.slots.grids.has_any:
             of_rotary = self.slots.grids.positions(plan.slots, counts, host_positions)
             positions = upload_int64(of_rotary.ravel(), torch_device).view(of_rotary.shape)
-        part, rows = self.part_of(plan, self._rows(plan, starts, begins, trees))
+        rows = self._rows(plan, starts, begins, trees)
         batch = ForwardBatch(
             token_ids,
             positions,
@@ -116,10 +110,9 @@ class StepInputs:
             embeds=self.embeds(plan),
             is_decode=is_decode,
             states=None if self.states is None else self.states.rows(plan),
-            part=part,
             cross=self.cross(plan),
         )
-        return self._with_attention(batch, rows, groups)
+        return self._with_attention(batch, rows, plan.num_decodes + plan.num_verifies, groups)
 
     def _rows(
         self, plan: StepPlan, starts: np.ndarray, begins: np.ndarray, trees: dict[int, np.ndarray] | None
@@ -128,11 +121,11 @@ class StepInputs:
         spans = image_spans(plan, begins) if self.sees_whole_images else None
         return AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees, spans=spans)
 
-    def part_of(self, plan: StepPlan, rows: AttentionRows) -> tuple[TokenPart | None, AttentionRows]:
-        """This rank's part of the step where ranks share prompts, and its rows; else None, and all rows."""
+    def part_of(self, rows: AttentionRows, num_whole: int) -> tuple[TokenPart | None, AttentionRows]:
+        """This rank's part of a step where ranks share prompts, and its rows; else None, and all rows. The
+        first `num_whole` rows are in all parts."""
         split, attention = self.device.prompt_split, self.device.attention
-        num_whole = plan.num_decodes + plan.num_verifies
-        if split is None or attention is None or num_whole == len(plan.slots):
+        if split is None or attention is None or num_whole == len(rows.slots):
             return None, rows
         opened = open_part(attention.parts, split, rows, num_whole, self.device.torch_device)
         return opened or (None, rows)
@@ -159,7 +152,7 @@ class StepInputs:
             states=None if self.states is None else self.states.rows(plan),
             cross=self.cross(plan),
         )
-        return self._with_attention(batch, rows, groups)
+        return self._with_attention(batch, rows, len(plan.slots), groups)
 
     def cross(self, plan: StepPlan) -> CrossBatch | None:
         """What layers that attend to sounds need; None: the model has none."""
@@ -169,21 +162,36 @@ class StepInputs:
         return self.slots.cross.batch(plan, new)
 
     def _with_attention(
-        self, batch: ForwardBatch, rows: AttentionRows, groups: GroupRows | None
+        self, batch: ForwardBatch, rows: AttentionRows, num_whole: int, groups: GroupRows | None
     ) -> ForwardBatch:
-        """The batch with its plan of attention, or as two micro-batches with theirs."""
+        """The batch with its plan of attention, or as two micro-batches with theirs. `num_whole`: see
+        `part_of`."""
         overlap, first = self.device.overlap, 0
         if groups is not None:
             first = groups.first_on(self.device)
         elif overlap.two_batches and can_cut(batch, rows):
             first = num_first(rows.counts, overlap.threshold)
         if first:
-            batch = in_two(batch, rows, first, self._plan_attention)
+            batch = in_two(batch, rows, num_whole, first, self._plan_halves)
         else:
-            batch = replace(batch, attention=self._plan_attention(rows))
+            part, own = self.part_of(rows, num_whole)
+            batch = replace(batch, part=part, attention=self._plan_attention(own))
         return batch if groups is None else groups.put_into(batch, self.device)
 
-    def _plan_attention(self, rows: AttentionRows) -> AttentionPlan:
+    def _plan_halves(
+        self, halves: tuple[AttentionRows, ...], num_whole: tuple[int, ...]
+    ) -> list[tuple[TokenPart | None, AttentionPlan | None]]:
+        """Parts and plans of attention of two micro-batches. Either both are divided into parts or none is,
+        because both must call the same collectives."""
+        found = [self.part_of(rows, count) for rows, count in zip(halves, num_whole, strict=True)]
+        if any(part is None for part, _ in found):
+            found = [(None, rows) for rows in halves]
+        return [(part, self._plan_attention(rows)) for part, rows in found]
+
+    def _plan_attention(self, rows: AttentionRows) -> AttentionPlan | None:
+        """None: no layer has attention over pages."""
+        if not self.kv:
+            return None
         return self.device.ops.plan_attention(rows, self.slots.page_tables, self.page_size, self.windows)
 
     def token_ids(self, plan: StepPlan, begins: np.ndarray, drafted: Drafted | None = None) -> Tensor:

@@ -3,7 +3,8 @@ turns (turns.py): the collectives of one go on while the other is computed.
 
 A step is cut between two rows or, if that would leave one side much less than the other, within a row of
 several tokens. The second part of such a row then sees the keys and values of the first as it sees those of a
-prefix: in each layer the first micro-batch is computed before the second one.
+prefix, and goes on from the recurrent state that the first has left: both micro-batches call the same
+collectives in each layer, so between two of these the first one is computed before the second one.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import AttentionPlan, Device, ForwardBatch
+from runtime.devices.state_rows import StateRows
+from runtime.layers.parallel.context_parallel import TokenPart
 from runtime.messages.steps import StepPlan
 from runtime.models.base import Model
 from runtime.ranks.turns import Turns
@@ -45,10 +48,11 @@ def can_cut_plan(plan: StepPlan) -> bool:
 
 
 def can_cut(batch: ForwardBatch, rows: AttentionRows) -> bool:
-    """Whether a step can be cut: none with trees of drafts, with embeddings that are given or sounds, or with
-    pages that come from host memory layer by layer."""
+    """Whether a step can be cut: none with trees of drafts, with embeddings that are given or sounds, with
+    pages that come from host memory layer by layer, or with drafts that recurrent layers verify."""
     is_plain = batch.embeds is None and batch.cross is None
-    return rows.parents is None and is_plain and batch.page_loads is None
+    has_verifies = batch.states is not None and batch.states.verifies is not None
+    return rows.parents is None and is_plain and batch.page_loads is None and not has_verifies
 
 
 def cut_rows(rows: AttentionRows, first: int) -> tuple[AttentionRows, AttentionRows]:
@@ -69,24 +73,74 @@ def cut_rows(rows: AttentionRows, first: int) -> tuple[AttentionRows, AttentionR
     )
 
 
+def num_whole_rows(rows: AttentionRows, num_whole: int, first: int) -> tuple[int, int]:
+    """Of the first `num_whole` rows of a step, how many are in each part as `cut_rows` makes them. A row that
+    both have counts in both."""
+    ends = rows.counts.cumsum()
+    last = int(np.searchsorted(ends, first))
+    begin = last + (int(ends[last]) == first)  # the first row of the second part
+    return min(num_whole, last + 1), max(0, num_whole - begin)
+
+
+def cut_states(states: StateRows, first: int) -> tuple[StateRows, StateRows]:
+    """The rows of the step's `first` tokens, and those of the others, as recurrent layers see them. A row
+    that both have leaves its state in the first, and goes on from it in the second."""
+    assert states.verifies is None, "can_cut"
+    head, tail = list[tuple[int, int, int]](), list[tuple[int, int, int]]()
+    for slot, begin, count in states.extends:
+        inside = min(max(first - begin, 0), count)
+        if inside:
+            head.append((slot, begin, inside))
+        if inside < count:
+            tail.append((slot, max(begin - first, 0), count - inside))
+    return (
+        replace(states, decodes=states.decodes[:first], extends=tuple(head)),
+        replace(states, decodes=states.decodes[first:], extends=tuple(tail)),
+    )
+
+
+PlanAttention = Callable[
+    [tuple[AttentionRows, ...], tuple[int, ...]], list[tuple[TokenPart | None, AttentionPlan | None]]
+]
+
+
 def in_two(
-    batch: ForwardBatch,
-    rows: AttentionRows,
-    first: int,
-    plan_attention: Callable[[AttentionRows], AttentionPlan],
+    batch: ForwardBatch, rows: AttentionRows, num_whole: int, first: int, plan_attention: PlanAttention
 ) -> ForwardBatch:
-    """The batch with its micro-batches. It has no plan of attention of its own then."""
+    """The batch with its micro-batches. It has no plan of attention of its own then. `num_whole`: rows, the
+    first ones, that ranks which share prompts do not divide; `plan_attention` takes the rows of both
+    micro-batches, and these numbers of each."""
+    planned = plan_attention(cut_rows(rows, first), num_whole_rows(rows, num_whole, first))
+    states = (None, None) if batch.states is None else cut_states(batch.states, first)
     head, tail = (
         replace(
             batch,
-            token_ids=batch.token_ids[part],
-            positions=batch.positions[part],
-            locations=tuple(locations[part] for locations in batch.locations),
-            attention=plan_attention(own),
+            token_ids=batch.token_ids[place],
+            positions=batch.positions[place],
+            locations=tuple(locations[place] for locations in batch.locations),
+            part=part,
+            attention=attention,
+            states=own,
         )
-        for part, own in zip((slice(0, first), slice(first, None)), cut_rows(rows, first), strict=True)
+        for place, (part, attention), own in zip(
+            (slice(0, first), slice(first, None)), planned, states, strict=True
+        )
     )
     return replace(batch, micro_batches=(head, tail))
+
+
+def with_hidden(batch: ForwardBatch, hidden: Tensor) -> ForwardBatch:
+    """The batch behind the first stage of a pipeline: `hidden` [T, any] in place of embeddings, in both
+    micro-batches if it has these."""
+    places = torch.arange(len(hidden), device=hidden.device)
+    given = replace(batch, token_ids=torch.zeros_like(places), embeds=(places, hidden))
+    if batch.micro_batches is None:
+        return given
+    head, tail = batch.micro_batches
+    first = len(head.token_ids)
+    return replace(
+        given, micro_batches=(with_hidden(head, hidden[:first]), with_hidden(tail, hidden[first:]))
+    )
 
 
 def forward_in_turns(device: Device, model: Model, batches: tuple[ForwardBatch, ForwardBatch]) -> Tensor:
@@ -94,7 +148,7 @@ def forward_in_turns(device: Device, model: Model, batches: tuple[ForwardBatch, 
     turns, attention = Turns[Tensor](), device.attention
     exchanges = [device.collectives]
     if attention is not None:
-        exchanges += [attention.heads, attention.group, attention.peers]
+        exchanges += [attention.heads, attention.parts, attention.group, attention.peers]
     for ranks in exchanges:
         ranks.meanwhile = turns.pass_on if ranks.size > 1 else None
     try:

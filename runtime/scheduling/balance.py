@@ -106,6 +106,14 @@ class Balance:
     def _round_robin(self, request: Request, taking: list[int], views: Sequence[ReplicaView]) -> int:
         return next((index for index in taking if index >= self._turn), taking[0])
 
+    def _follow_bootstrap_room(
+        self, request: Request, taking: list[int], views: Sequence[ReplicaView]
+    ) -> int:
+        """The one that the request's room names, an id which a router gives to both halves of a request; in
+        turn where there is no room, or that replica takes none."""
+        index = -1 if request.transfer is None else request.transfer.room % len(views)
+        return index if index in taking else self._round_robin(request, taking, views)
+
     def _total_requests(self, request: Request, taking: list[int], views: Sequence[ReplicaView]) -> int:
         return min(taking, key=lambda index: self.held[index].requests)
 
@@ -124,6 +132,7 @@ class Balance:
 
 METHODS: dict[BalanceMethod, Callable[[Balance, Request, list[int], Sequence[ReplicaView]], int]] = {
     "round_robin": Balance._round_robin,
+    "follow_bootstrap_room": Balance._follow_bootstrap_room,
     "total_requests": Balance._total_requests,
     "total_tokens": Balance._total_tokens,
     "prefix_aware": Balance._prefix_aware,

@@ -9,7 +9,7 @@ from runtime.messages.requests import CacheSources
 from runtime.messages.steps import StepPlan
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.chunking import Chunking
-from runtime.scheduling.delayer import Delayer, Replica
+from runtime.scheduling.delayer import Delayer, JointDelayer, replica_of
 from runtime.scheduling.draft_planner import DraftPlanner
 from runtime.scheduling.drafts import Draft, Drafter, Verified, planned
 from runtime.scheduling.encodings import Encodings
@@ -87,7 +87,7 @@ class Planner:
             if admission.has_dynamic_chunks or admission.max_step_s
             else None
         )
-        self.delayer = (
+        self.delayer: Delayer | JointDelayer | None = (
             Delayer(admission.delay_steps, admission.delay_watermark, on_admit=on_delayed)
             if admission.delay_steps
             else None
@@ -269,9 +269,8 @@ class Planner:
             self.chunking.begin(builder.work())
         for sequence in roster.extending:
             self._extend(sequence, fill)
-        if is_due and (
-            self.delayer is None or fill.rows or not builder.sequences or self._may_start(self.delayer)
-        ):
+        decodes = bool(builder.sequences)
+        if is_due and (self.delayer is None or fill.rows or self._may_start(self.delayer, decodes=decodes)):
             self._admit(fill, builder)
         if fill.left and has_others:
             fill.long_left = fill.left
@@ -291,19 +290,10 @@ class Planner:
                 parts[sequence.slot] = self.prompts.expect(sequence, start, count)
         roster.promote()
 
-    def _may_start(self, delayer: Delayer) -> bool:
+    def _may_start(self, delayer: Delayer | JointDelayer, *, decodes: bool) -> bool:
         """Whether newcomers start now, or wait for more of them."""
-        waiting, cache = self.roster.waiting, self.roster.cache
-        if not (waiting.has_ready and self.roster.has_free_slot):
-            return False
-        most = min(
-            self.roster.max_running - self.roster.num_running,
-            self.admission.max_prompts or self.roster.max_running,
-        )
-        is_full = waiting.fills(self.admission.max_step_tokens, most)
-        return delayer.admits(
-            [Replica(True, is_full, (cache.num_used - cache.tree.num_evictable) / cache.pool.num_pages)]
-        )
+        own = replica_of(self.roster, self.admission, decodes=decodes)
+        return own.has_prompts and delayer.admits([own])
 
     def _admit(self, fill: Fill, builder: StepBuilder) -> None:
         """Takes waiting sequences in order while slots, pages and the step's tokens last."""

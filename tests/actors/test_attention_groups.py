@@ -22,6 +22,7 @@ from runtime.options.resolve import plan_for
 from tests.actors.sink import ListSink
 from tests.actors.test_replica import seeded
 from tests.actors.test_supervisor import POISON, answer
+from tests.metrics.read import sample
 from tests.test_core import ask, until
 
 pytestmark = pytest.mark.anyio
@@ -66,19 +67,25 @@ def test_a_step_is_done_when_all_its_groups_are() -> None:
     assert not len(flights)
 
 
+def watch_steps(core: Core) -> list[GroupSteps]:
+    """The steps that the ranks get from now on."""
+    ranks = core.replicas[0].supervisor.ranks
+    sent: list[GroupSteps] = []
+    submit = ranks.submit
+
+    def watched(command: Any) -> bool:
+        if isinstance(command, GroupSteps):
+            sent.append(command)
+        return submit(command)
+
+    ranks.submit = watched  # type: ignore[method-assign]
+    return sent
+
+
 async def test_groups_are_computed_together() -> None:
     """Whenever both have something to do, a step has both."""
     async with running(null_step_s=0.001) as core:
-        ranks = core.replicas[0].supervisor.ranks
-        sent: list[GroupSteps] = []
-        submit = ranks.submit
-
-        def watched(command: Any) -> bool:
-            if isinstance(command, GroupSteps):
-                sent.append(command)
-            return submit(command)
-
-        ranks.submit = watched  # type: ignore[method-assign]
+        sent = watch_steps(core)
         sinks = [seeded(core, i, 40) for i in range(6)]
         await until(lambda: all(sink.finishes for sink in sinks))
         assert [sink.token_ids() for sink in sinks] == [answer([i, 2], i, 40) for i in range(6)]
@@ -88,6 +95,31 @@ async def test_groups_are_computed_together() -> None:
         alone = seeded(core, 6, 10)
         await until(lambda: alone.finishes)
         assert len({tuple(plan is not None for plan in step.plans) for step in sent}) == 1
+
+
+async def test_prompts_wait_until_all_groups_have_some() -> None:
+    """With the prefill delayer: a step with prompts takes all groups longer."""
+    delayed = {"enable_prefill_delayer": True, "prefill_delayer_max_delay_passes": 200}
+    async with running(null_step_s=0.001, **delayed) as core:
+        sent = watch_steps(core)
+        streams = [seeded(core, i, 900) for i in range(2)]  # the second one waits for 200 steps
+        await until(lambda: core.load().running == 2)
+        first = seeded(core, 2, 5)
+        before = len(streams[0].token_ids())
+        await until(lambda: len(streams[0].token_ids()) > before + 60)
+        assert not first.token_ids(), "the other group has no prompt"
+        sent.clear()
+        second = seeded(core, 3, 5)
+        await until(lambda: first.finishes and second.finishes)
+        assert [sink.token_ids() for sink in (first, second)] == [answer([i, 2], i, 5) for i in (2, 3)]
+        has_prompts = [
+            [plan is not None and len(plan.slots) > plan.num_decodes for plan in step.plans] for step in sent
+        ]
+        assert [each for each in has_prompts if any(each)] == [[True, True]]
+        assert (
+            not streams[0].finishes
+            and sample(core.metrics(), 'runtime_prefill_delays_total{reason="full"}') >= 1
+        )
 
 
 async def test_sequence_ids_loads_and_control() -> None:

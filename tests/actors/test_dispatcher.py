@@ -48,6 +48,7 @@ async def test_what_a_replica_has_handed_over_finds_its_way() -> None:
     assert dispatcher.may_move("a") and not dispatcher.may_move("never seen")
     dispatcher.move("a", 1)
     assert not dispatcher.may_move("a"), "ranks may have died of it"
+    assert dispatcher.may_move("a", is_suspect=False), "a node was lost, which is no request's doing"
     assert [dispatcher.held_tokens(i) > 0 for i in (0, 1)] == [False, True]
     dispatcher.send(Abort("a"))
     dispatcher.send(Stopped([0]))

@@ -47,6 +47,8 @@ class ThreadRanks(SingleRank):
         self.table.barrier.wait()
         joined = torch.cat(self.table.laid, dim)
         self.table.barrier.wait()
+        if self.meanwhile is not None:
+            self.meanwhile()
         return joined
 
 
@@ -75,6 +77,7 @@ class PromptRanks:
         table, layout = Table(size), AttentionLayout(size, 1, size)
         # of each step and rank: tokens, and those of them whose queries it has computed
         self.shares: list[list[tuple[int, int]]] = [[] for _ in range(size)]
+        self.num_cut = 0  # of these, those in two micro-batches
 
         def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
             one = structs.replace(start, tp_size=1, attention_parts=1)
@@ -100,8 +103,10 @@ class PromptRanks:
 
         def batch(*arguments: Any) -> ForwardBatch:
             made: ForwardBatch = make(*arguments)
-            own = made.positions if made.part is None else made.part.indices
-            self.shares[rank].append((len(made.positions), len(own)))
+            halves = (made,) if made.micro_batches is None else made.micro_batches
+            self.num_cut += len(halves) - 1
+            own = [len(half.positions if half.part is None else half.part.indices) for half in halves]
+            self.shares[rank].append((len(made.positions), sum(own)))
             return made
 
         inputs.batch = batch

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -33,11 +33,22 @@ def options_of(host: str = "127.0.0.1", **options: Any) -> dict[str, Any]:
     return {"tensor_parallel_size": 2, "nnodes": 2, "dist_init_addr": address, "dist_timeout": 60} | options
 
 
+def parts_of(
+    options: dict[str, Any], number: int = 1, secret: bytes = SECRET, changes: dict[str, Any] | None = None
+) -> list[Node]:
+    """A node, not running: its part of each replica that it has ranks of. `changes`: of its identity."""
+    plan = plan_for(from_values(options | {"node_rank": number}))
+    identity, model = structs.replace(identity_of(plan), **(changes or {})), model_config(plan)
+    return [
+        Node(plan, start_rank(plan, model, replica=replica), secret, identity, replica)
+        for replica in plan.parallel.node_replicas(number)
+    ]
+
+
 def node_of(options: dict[str, Any], secret: bytes = SECRET, changes: dict[str, Any] | None = None) -> Node:
-    """Node 1, not running. `changes`: of its identity."""
-    plan = plan_for(from_values(options | {"node_rank": 1}))
-    identity = structs.replace(identity_of(plan), **(changes or {}))
-    return Node(plan, start_rank(plan, model_config(plan)), secret, identity)
+    """Node 1 with ranks of one replica, not running. `changes`: of its identity."""
+    (node,) = parts_of(options, 1, secret, changes)
+    return node
 
 
 async def run(node: Node) -> int:
@@ -67,7 +78,19 @@ async def running(node: Node) -> AsyncIterator[Node]:
 
 
 @asynccontextmanager
+async def several_nodes(options: dict[str, Any]) -> AsyncIterator[tuple[Engine, list[list[Node]]]]:
+    """The engine on node 0, and of each other node its parts."""
+    nodes = [parts_of(options, number) for number in range(1, options["nnodes"])]
+    async with AsyncExitStack() as stack:
+        for parts in nodes:
+            for part in parts:
+                await stack.enter_async_context(running(part))
+        yield await stack.enter_async_context(Engine(**options)), nodes
+
+
+@asynccontextmanager
 async def two_nodes(options: dict[str, Any]) -> AsyncIterator[tuple[Engine, Node]]:
+    """The engine on node 0, and node 1 with ranks of one replica."""
     async with running(node_of(options)) as node, Engine(**options) as engine:
         yield engine, node
 

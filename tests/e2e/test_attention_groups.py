@@ -59,6 +59,11 @@ OPTIONS: dict[str, Any] = {
         ),
         ("qwen3", {}, {"enable_two_batch_overlap": True, "tensor_parallel_size": 4}),
         (
+            "qwen3_moe",
+            {"num_hidden_layers": 4, "mlp_only_layers": [0]},
+            {"pipeline_parallel_size": 2, "chunked_prefill_size": 7, "enable_two_batch_overlap": True},
+        ),
+        (
             "deepseek_v3",
             {},
             {
@@ -85,7 +90,8 @@ async def test_answers_are_those_of_transformers(
         assert [replica.num_steps > 0 for replica in core.replicas] == [True, True]
         found = footprint(core.plan, core.model, this_machine(), stored_weights(folder))
         readies = core.replicas[0].supervisor.readies
-        assert {ready.weights_bytes for ready in readies} == {found.weights_bytes}
+        weights = {ready.weights_bytes for ready in readies}
+        assert found.weights_bytes in weights and (len(weights) == 1 or "pipeline_parallel_size" in options)
         assert {ready.pages_bytes // ready.num_pages for ready in readies} == {4 * found.token_bytes}
 
 
@@ -207,7 +213,6 @@ async def test_what_groups_do_not_have_is_refused(checkpoint: Callable[[str], Pa
     for options, why in (
         ({"tensor_parallel_size": 3}, "does not divide --tensor-parallel-size 3"),
         ({"data_parallel_size": 1}, "requires groups of ranks"),
-        ({"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, "stages exchange hidden states"),
         ({"moe_dense_tp_size": 1}, "this model has none"),
     ):
         with pytest.raises(OptionsError, match=why):

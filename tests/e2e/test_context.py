@@ -54,6 +54,7 @@ SPARSE = {"enable_nsa_prefill_context_parallel": True, "nsa_prefill_cp_mode": "i
         ("deepseek_v3", 2, {"moe_a2a_backend": "deepep"}),
         ("deepseek_v3", 4, {"enable_attn_tp_input_scattered": True}),
         ("llama", 4, {"enable_dp_attention": True, "data_parallel_size": 2}),
+        ("deepseek_v3", 4, {"enable_two_batch_overlap": True}),
         ("deepseek_v3", 4, {"enable_dp_attention": True, "data_parallel_size": 2}),
     ],
     ids=str,

@@ -55,7 +55,9 @@ def host() -> Iterator[tuple[str, list[str]]]:
 class Servers:
     """Processes of nodes, with their logs."""
 
-    def __init__(self, folder: Path, host: tuple[str, list[str]], *options: str) -> None:
+    def __init__(
+        self, folder: Path, host: tuple[str, list[str]], *options: str, sizes: tuple[str, ...] = ("--tp", "2")
+    ) -> None:
         self.folder = folder
         self.port = free_port()
         self._words = host[1]
@@ -64,7 +66,7 @@ class Servers:
         secret.write_bytes(SECRET)
         secret.chmod(0o600)
         self._options = [
-            *("--device", "null", "--null-step-s", "0.005", "--tp", "2", "--nnodes", "2"),
+            *("--device", "null", "--null-step-s", "0.005", *sizes, "--nnodes", "2"),
             *("--dist-init-addr", f"{host[0]}:{free_port(host[0])}", "--dist-secret-file", str(secret)),
             *("--log-format", "json", "--context-length", "2048", *options),
         ]
@@ -81,19 +83,20 @@ class Servers:
     def log(self, node: int) -> str:
         return (self.folder / f"log{node}").read_text()
 
-    def state(self) -> str:
-        """The state in /health of node 0; empty: it does not answer."""
+    def state(self) -> tuple[str, str]:
+        """The state in /health of node 0, and more about it; empty: it does not answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as reply:
-                return str(json.load(reply)["state"])
+                found = json.load(reply)
         except urllib.error.HTTPError as error:
-            return str(json.load(error)["state"])
+            found = json.load(error)
         except OSError:
-            return ""
+            return "", ""
+        return str(found["state"]), str(found.get("detail", ""))
 
-    def until(self, state: str) -> None:
+    def until(self, state: str, detail: str = "") -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while self.state() != state:
+        while (found := self.state())[0] != state or (detail or state == "ready") and found[1] != detail:
             assert time.monotonic() < deadline, self.log(0) + self.log(1)
             time.sleep(0.02)
 
@@ -153,6 +156,32 @@ def test_a_node_that_is_killed_and_comes_back_breaks_no_stream(servers: Servers)
     first.send_signal(signal.SIGINT)
     assert first.wait(PATIENCE_S) == 0
     assert second.wait(PATIENCE_S) == 0, "node 0 has told it to end"
+
+
+def test_streams_of_a_killed_node_go_on_with_the_replica_of_another(
+    tmp_path: Path, host: tuple[str, list[str]]
+) -> None:
+    sizes = ("--dp", "2", "--load-balance-method", "round_robin")
+    servers = Servers(tmp_path, host, "--dist-timeout", "60", sizes=sizes)
+    try:
+        first, second = servers.start(0), servers.start(1)
+        servers.until("ready")
+        requests = Requests(servers.port)
+        while requests.num_events < 40:
+            time.sleep(0.01)
+        second.send_signal(signal.SIGKILL)
+        servers.until("ready", "1 of 2 replicas are recovering")
+        requests.check()
+        second = servers.start(1)
+        servers.until("ready")
+        again = Requests(servers.port)
+        again.check()
+        first.send_signal(signal.SIGINT)
+        assert first.wait(PATIENCE_S) == 0 and second.wait(PATIENCE_S) == 0
+        assert "requests go on with other replicas" in servers.log(0)
+        assert "Traceback" not in servers.log(0) + servers.log(1)
+    finally:
+        servers.close()
 
 
 def test_a_node_that_is_interrupted_ends_cleanly_and_node_0_waits(servers: Servers) -> None:

@@ -109,16 +109,18 @@ def environment(**variables: str) -> dict[str, str]:
     """The environment of Ray's processes, which import this package from here."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(paths)}
+    # proxies import much as well, on as few cores
+    own |= {f"RAY_SERVE_PROXY_{what}_CHECK_TIMEOUT_S": "100" for what in ("READY", "HEALTH")}
     return os.environ | own | variables
 
 
 @contextmanager
-def cluster(arguments: dict[str, Any], **variables: str) -> Iterator[Cluster]:
+def cluster(arguments: dict[str, Any], machines: int = 1, **variables: str) -> Iterator[Cluster]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.e2e.ray_cluster", str(port), json.dumps(arguments)],
+        [sys.executable, "-m", "tests.e2e.ray_cluster", str(port), json.dumps(arguments), str(machines)],
         cwd=ROOT,
         env=environment(**variables),
         stdin=subprocess.PIPE,
@@ -251,6 +253,24 @@ def test_replicas_come_with_demand_and_drain_when_they_go() -> None:
         scaled.wait(lambda: len(scaled.replicas()) == 1)
         assert scaled.replicas() < both
         assert scaled.tokens(5) == 5
+
+
+def test_a_replica_of_two_machines_outlives_the_loss_of_one() -> None:
+    """A rank on each of two daemons; the actor of the second one is killed, and started again."""
+    with cluster(NULL | {"nnodes": 2, "tensor_parallel_size": 2, "dist_timeout": 120}, 2) as running:
+
+        def nodes() -> set[int]:
+            return {pid for pid in descendants(running.process.pid) if title(pid).startswith("ray::RayNode")}
+
+        assert len(running.replicas()) == len(nodes()) == 1
+        begun = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(running.tokens, 200, "", begun.set)
+            assert begun.wait(WAIT_S)
+            (killed,) = nodes()
+            os.kill(killed, signal.SIGKILL)
+            assert answer.result() == 200
+        assert nodes() and killed not in nodes()
 
 
 def test_the_line_of_the_docs(tmp_path: Path) -> None:

@@ -87,6 +87,34 @@ def test_given_options_agree_where_they_must() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "nodes", "replicas"),
+    [
+        ("--tp 2", [range(2)], [range(1), range(1)]),
+        ("--dp 2", [range(1), range(1, 2)], [range(1), range(1, 2)]),
+        ("--dp 4", [range(1), range(1), range(1, 2), range(1, 2)], [range(2), range(2, 4)]),
+        ("--tp 2 --dp 2 --nnodes 4", [range(2), range(2, 4)], [range(1), range(1), range(1, 2), range(1, 2)]),
+        ("--tp 2 --dp 2 --enable-dp-attention", [range(2)], [range(1), range(1)]),
+    ],
+)
+def test_which_nodes_have_which_replicas(words: str, nodes: list[range], replicas: list[range]) -> None:
+    count = "" if "--nnodes" in words else "--nnodes 2"
+    parallel = plan_for(from_argv(f"{words} {count} --dist-init-addr h:1".split())).parallel
+    assert [parallel.replica_nodes(replica) for replica in range(parallel.num_replicas)] == nodes
+    assert [parallel.node_replicas(node) for node in range(parallel.nnodes)] == replicas
+
+
+def test_replicas_of_a_node_have_devices_and_cores_of_their_own() -> None:
+    """Those of another node have the same numbers there."""
+    words = "--tp 2 --dp 4 --nnodes 2 --dist-init-addr h:1 --numa-node 0 1 2 3"
+    parallel = plan_for(from_argv(words.split())).parallel
+    fields = [parallel.of_ranks(replica, has_group_heads=False) for replica in range(4)]
+    assert [one["first_device"] for one in fields] == [0, 2, 0, 2]
+    assert [one["numa_nodes"] for one in fields] == [(0, 1), (2, 3), (0, 1), (2, 3)]
+    assert {(one["num_nodes"], one["num_replicas"]) for one in fields} == {(1, 2)}
+    assert parallel.processes_on_node == 4
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"version": "0"}, "version of this package"),

@@ -87,10 +87,17 @@ def test_the_split_of_a_published_model(
 
 
 def test_stages_follow_the_nodes(tmp_path: Path) -> None:
-    advice = advised(tmp_path, "DeepSeek-V3", 8, 192, **NODES)
+    advice = advised(tmp_path, "DeepSeek-V3", 8, 141, **NODES)
     assert sizes_of(advice) == (8, 2, 8, 1)
     assert "hidden states alone go from node to node" in advice.reason
     assert "latents are not divided" in advice.reason
+
+
+def test_replicas_take_the_devices_of_all_nodes(tmp_path: Path) -> None:
+    advice = advised(tmp_path, "Llama-3.1-8B", 8, 80, **NODES)
+    assert sizes_of(advice) == (1, 1, 1, 16) and "of 16 devices of 80.0 GiB" in advice.reason
+    advice = advised(tmp_path, "DeepSeek-V3", 8, 192, **NODES)
+    assert advice.flags is not None and by_name(advice.flags)["data_parallel_size"] == 2
 
 
 def test_what_a_start_refuses_is_no_split(tmp_path: Path) -> None:

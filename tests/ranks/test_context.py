@@ -1,10 +1,12 @@
 """Ranks that share prompts against transformers, for each kind of attention: tokens, prefixes and drafts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime.messages.prompt_split import PromptSplit
+from runtime.messages.ranks import StepOverlap
 from runtime.scheduling.drafts import Draft
 from tests.devices.drive import Planner, sampling
 from tests.devices.prompt_ranks import PromptRanks
@@ -41,8 +43,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     return open_checkpoints(tmp_path_factory, maker(cases), PROMPTS, NUM_TOKENS)
 
 
-def opened(folder: Path, size: int, split: PromptSplit) -> tuple[PromptRanks, Planner]:
-    ranks = PromptRanks(folder, size, split, max_len=512, page_size=4, max_total_tokens=2048)
+def opened(folder: Path, size: int, split: PromptSplit, **options: Any) -> tuple[PromptRanks, Planner]:
+    ranks = PromptRanks(folder, size, split, max_len=512, page_size=4, max_total_tokens=2048, **options)
     return ranks, Planner(ranks, ranks.ready, 4)
 
 
@@ -61,6 +63,28 @@ def test_tokens_are_those_of_transformers(
         if num_tokens > 200:  # a chunk of the longest prompt, and at most three decodes
             assert all(abs(own - num_tokens / size) <= 4 for _, own in shares)
     assert any(own < count for count, own in ranks.shares[0])
+    ranks.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "split"),
+    [
+        ("deepseek_v3", "in-seq-split"),
+        ("deepseek_v32", "round-robin-split"),
+        ("gemma2", "in-seq-split"),
+        ("llama", "in-seq-split"),
+    ],
+)
+def test_parts_of_two_micro_batches(family: str, split: PromptSplit, checkpoints: Checkpoints) -> None:
+    """Each micro-batch is divided into parts, also where a prompt is in both."""
+    folder, _, expected = checkpoints(family)
+    ranks, planner = opened(folder, 2, split, overlap=StepOverlap(two_batches=True))
+    assert in_company(planner, PROMPTS, NUM_TOKENS, chunk=263) == expected
+    for shares in zip(*ranks.shares, strict=True):
+        num_tokens = shares[0][0]
+        if num_tokens > 200:
+            assert all(abs(own - num_tokens / 2) <= 5 for _, own in shares)
+    assert ranks.num_cut > 20 and any(own < count for count, own in ranks.shares[0])
     ranks.close()
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from runtime.errors import ModelError
 from runtime.layers.weight import StageLayers, named_weights
-from runtime.messages.ranks import RankReady
+from runtime.messages.ranks import RankReady, StepOverlap
 from runtime.messages.stages import Stage
 from runtime.scheduling.drafts import Draft
 from tests.devices.drive import Planner, Row, page_copies, sampling, start
@@ -67,6 +67,31 @@ def test_tokens_are_those_of_transformers(case: str, count: int, checkpoints: Ch
     assert in_company(planner, prompts(), NUM_TOKENS, chunk=7) == expected
     assert not any(executor.wires.hidden), "each stage takes what the one before sends"
     assert len(executor.wires.tokens[0]) == 1, "the tokens of the last step are due"
+
+
+@pytest.mark.parametrize("case", ["deepseek_v3", "gemma2", "jamba", "llama tied"])
+def test_stages_of_two_micro_batches(case: str, checkpoints: Checkpoints) -> None:
+    """What a stage sends on is of both; the next one cuts it where its own plan says."""
+    folder, _, expected = checkpoints(case)
+    executor, planner = opened(folder, 2, overlap=StepOverlap(two_batches=True))
+    cuts: list[int] = []
+    for stage in executor.stages:
+        watch_cuts(stage.runner.inputs, cuts)
+    assert in_company(planner, prompts(), NUM_TOKENS, chunk=7) == expected
+    assert len(cuts) > 20 and not any(executor.wires.hidden)
+
+
+def watch_cuts(inputs: Any, cuts: list[int]) -> None:
+    """Notes the tokens of the first of two micro-batches."""
+    make = inputs.batch
+
+    def batch(*arguments: Any) -> Any:
+        made = make(*arguments)
+        if made.micro_batches is not None:
+            cuts.append(len(made.micro_batches[0].positions))
+        return made
+
+    inputs.batch = batch
 
 
 @pytest.mark.parametrize("num_layers, count", [(5, 2), (7, 4), (3, 3), (61, 8)])

@@ -1,13 +1,16 @@
 """Computations that take turns, and steps that are cut in two for them."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from runtime.devices.attention_rows import AttentionRows
+from runtime.devices.state_rows import StateRows
 from runtime.ranks.turns import Turns
-from runtime.ranks.two_batches import cut_rows, num_first
+from runtime.ranks.two_batches import cut_rows, cut_states, num_first, num_whole_rows
 
 
 def counting(name: str, count: int, turns: Turns[str], done: list[str]) -> Callable[[], str]:
@@ -71,6 +74,42 @@ def test_a_failure_ends_both(failing: int) -> None:
 )
 def test_where_a_step_is_cut(counts: list[int], threshold: float, first: int) -> None:
     assert num_first(np.array(counts, np.int32), threshold) == first
+
+
+@pytest.mark.parametrize(
+    ("first", "whole", "halves"),
+    [
+        (1, 3, (1, 2)),
+        (2, 3, (2, 1)),
+        (7, 3, (3, 1)),
+        (12, 3, (3, 0)),
+        (13, 3, (3, 0)),
+        (12, 4, (3, 1)),
+        (1, 0, (0, 0)),
+    ],
+)
+def test_whole_rows_of_each_part(first: int, whole: int, halves: tuple[int, int]) -> None:
+    """Rows of 1, 1, 10 and 9 tokens."""
+    counts = np.array([1, 1, 10, 9], np.int32)
+    rows = AttentionRows(2, np.arange(4, dtype=np.int32), np.zeros(4, np.int64), counts)
+    assert num_whole_rows(rows, whole, first) == halves
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 7, 12, 13, 20])
+def test_states_go_on_where_a_row_is_cut(first: int) -> None:
+    """Two rows that decode, then rows of 10 and 9 tokens, in state slots 3, 0, 2 and 1."""
+    states = StateRows([], torch.tensor([3, 0]), ((2, 2, 10), (1, 12, 9)))
+    tokens = [(3, 0), (0, 0), *((2, i) for i in range(10)), *((1, i) for i in range(9))]
+    found: list[tuple[int, int]] = []
+    done: Counter[int] = Counter()
+    for part in cut_states(states, first):
+        at = len(part.decodes)
+        found += [(slot, 0) for slot in part.decodes.tolist()]
+        for slot, begin, count in part.extends:
+            assert begin == at and count > 0
+            found += [(slot, done[slot] + i) for i in range(count)]
+            done[slot], at = done[slot] + count, at + count
+    assert found == tokens
 
 
 @pytest.mark.parametrize("first", [1, 2, 3, 7, 12, 13, 20])

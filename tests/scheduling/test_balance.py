@@ -8,6 +8,7 @@ import pytest
 from runtime.messages.balance import BalanceMethod
 from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
+from runtime.messages.transfer import Transfer
 from runtime.scheduling.balance import FIRST_ANSWERS, FIRST_TOKENS, MAX_HEADS, Balance, weight
 
 
@@ -36,6 +37,17 @@ def test_in_turn_past_those_that_take_none() -> None:
     for view in views:
         view.is_taking = False
     assert {balance.choose(request(f"x{i}"), views) for i in range(3)} == {0, 1, 2}, "they wait somewhere"
+
+
+def test_both_halves_of_a_request_follow_its_room() -> None:
+    """Past a replica that takes none, and in turn without a room: warm-ups have none."""
+    balance, views = Balance("follow_bootstrap_room", 3), [View(), View(), View()]
+    rooms = [2**63 - 2, 7, 5, 3]
+    chosen = [balance.choose(request(str(room), transfer=Transfer(room)), views) for room in rooms]
+    assert chosen == [room % 3 for room in rooms]
+    views[2].is_taking = False
+    assert balance.choose(request("past", transfer=Transfer(5)), views) in (0, 1)
+    assert [balance.choose(request(f"plain{i}"), views) for i in range(2)] in ([0, 1], [1, 0])
 
 
 def test_the_fewest_requests_and_the_fewest_tokens() -> None:

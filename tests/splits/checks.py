@@ -20,7 +20,7 @@ from runtime.options.resolve import plan_for
 from runtime.server import check as check_start
 from tests.devices.cpu.ranks import RankProcesses
 from tests.devices.cpu.tp_rank import PROMPTS as PROMPTS_OF_RANKS
-from tests.e2e.node_of import SECRET, options_of, two_nodes
+from tests.e2e.node_of import SECRET, options_of, several_nodes
 from tests.models.compare import Expected, expected_of
 from tests.models.make import make_checkpoint
 from tests.models.matrix_checks import Refused
@@ -87,7 +87,7 @@ async def started(options: Options) -> AsyncIterator[Engine]:
         async with Engine(**options) as engine:
             yield engine
     else:
-        async with two_nodes(options) as (engine, _):
+        async with several_nodes(options) as (engine, _):
             yield engine
 
 

@@ -30,6 +30,10 @@ SPLITS: dict[str, Options] = {
     "--tp-size 2 --attn-cp-size 2": TP2 | {"attention_context_parallel_size": 2},
     "--tp-size 2 --pp-size 2": TP2 | PP2,
     "--tp-size 2 --ep-size 2 --pp-size 2": TP2 | EP2 | PP2,
+    "--tp-size 2 --pp-size 2 --enable-two-batch-overlap": TP2 | PP2 | {"enable_two_batch_overlap": True},
+    "--tp-size 2 --attn-cp-size 2 --enable-two-batch-overlap": TP2
+    | {"attention_context_parallel_size": 2, "enable_two_batch_overlap": True},
+    "--tp-size 2 --attn-cp-size 2 --pp-size 2": TP2 | PP2 | {"attention_context_parallel_size": 2},
     "--dp-size 2": DP2,
     "--tp-size 2 --dp-size 2": TP2 | DP2,
     "--pp-size 2 --dp-size 2": PP2 | DP2,
@@ -37,8 +41,21 @@ SPLITS: dict[str, Options] = {
     "--tp-size 2 --dp-size 2 --enable-dp-attention --enable-two-batch-overlap": TP2
     | DP2
     | {"enable_dp_attention": True, "enable_two_batch_overlap": True},
+    "--tp-size 2 --pp-size 2 --dp-size 2 --enable-dp-attention": TP2
+    | PP2
+    | DP2
+    | {"enable_dp_attention": True},
     "--tp-size 2 --nnodes 2": TP2 | NODES,
+    "--tp-size 2 --ep-size 2 --nnodes 2": TP2 | EP2 | NODES,
+    "--tp-size 2 --attn-cp-size 2 --nnodes 2": TP2 | NODES | {"attention_context_parallel_size": 2},
     "--pp-size 2 --nnodes 2": PP2 | NODES,
+    "--dp-size 2 --nnodes 2": DP2 | NODES,
+    "--tp-size 2 --dp-size 2 --nnodes 2": TP2 | DP2 | NODES,
+    "--tp-size 2 --dp-size 2 --nnodes 4": TP2 | DP2 | {"nnodes": 4},
+    "--tp-size 2 --dp-size 2 --enable-dp-attention --nnodes 2": TP2
+    | DP2
+    | NODES
+    | {"enable_dp_attention": True},
 }
 
 # columns on the cpu -> (family of make.py, sizes that differ from its own): enough layers for three stages

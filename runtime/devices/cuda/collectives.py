@@ -1,4 +1,5 @@
-"""Collectives of the cuda device: NCCL on the stream of the step, and symmetric memory for small sums."""
+"""Collectives of the cuda device: NCCL on the stream of the step, and for small sums symmetric memory,
+torch's or NCCL's own."""
 
 from typing import Self
 
@@ -6,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.devices.cuda.nccl_window import WindowSums
 from runtime.devices.cuda.symmetric_memory import SymmetricSums
 from runtime.devices.torch_collectives import TorchCollectives
 
@@ -21,13 +23,18 @@ class NcclCollectives(TorchCollectives):
         torch_device: torch.device,
         *,
         symm_mem: bool = False,
+        nccl_window: bool = False,
         num_stages: int = 1,
     ) -> None:
-        """`symm_mem`: small sums go through memory that the GPUs share. Raises StartError where they cannot
-        share it."""
+        """`symm_mem`: small sums go through memory that the GPUs share, by torch; `nccl_window`: by NCCL.
+        Raises StartError where they cannot share it."""
         super().__init__("nccl", rank, size, rendezvous, torch_device, num_stages=num_stages)
         group = dist.group.WORLD if self.group is None else self.group
-        self.sums = SymmetricSums.open(group.group_name, size, torch_device) if symm_mem else None
+        self.sums: SymmetricSums | WindowSums | None = None
+        if symm_mem:
+            self.sums = SymmetricSums.open(group.group_name, size, torch_device)
+        elif nccl_window:
+            self.sums = WindowSums.open(group, torch_device)
 
     def _of_group(self, group: dist.ProcessGroup, part: range) -> Self:
         """As the base class; the memory that GPUs share is that of all ranks."""

@@ -45,12 +45,27 @@ def set_device(options: CudaOptions, rank: int, before: int = 0) -> torch.device
     return torch.device("cuda", number)
 
 
+def check_peers(options: CudaOptions, own: int, first: int, count: int) -> None:
+    """Raises StartError unless GPU `own` has access to the memory of the `count` GPUs of its replica on this
+    machine, of which the first is number `first`."""
+    for number in range(first, first + count * options.gpu_id_step, options.gpu_id_step):
+        if number != own and not torch.cuda.can_device_access_peer(own, number):
+            raise StartError(
+                f"--enable-p2p-check: GPU {own} has no access to the memory of GPU {number} (nvidia-smi topo "
+                "-p2p r shows it); choose others with --base-gpu-id and --gpu-id-step, or leave it out"
+            )
+
+
 def open_ranks(
     start: StartRank, rank: int, torch_device: torch.device, options: CudaOptions
 ) -> tuple[Collectives, StageLinks | None]:
-    """Meets the other ranks: collectives of this rank's stage, and links to other stages."""
+    """Meets the other ranks: collectives of this rank's stage, and links to other stages. Raises
+    StartError."""
     if start.num_ranks == 1:
         return SingleRank(), None
+    if options.checks_peers:
+        first = options.base_gpu_id + start.first_device * options.gpu_id_step
+        check_peers(options, torch_device.index, first, start.ranks_on_node)
     from runtime.devices.cuda.collectives import NcclCollectives
 
     ranks = NcclCollectives(
@@ -59,6 +74,7 @@ def open_ranks(
         start.rendezvous,
         torch_device,
         symm_mem=options.symm_mem,
+        nccl_window=options.nccl_window,
         num_stages=start.pp_size,
     )
     return ranks, open_links(ranks, torch_device, start.steps_in_flight)

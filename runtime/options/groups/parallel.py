@@ -15,8 +15,8 @@ from runtime.options.declare import (
     Port,
     Seconds,
     Whole,
-    on_device,
     option,
+    planned,
     superseded,
 )
 from runtime.options.facts import MachineFacts
@@ -82,9 +82,8 @@ class Parallel(Group, frozen=True, kw_only=True):
             "auto", "round_robin", "follow_bootstrap_room", "total_requests", "total_tokens", "prefix_aware"
         ],
         option(
-            "How requests are spread over the replicas: in turn, by requests, by tokens, or by cached "
-            "prompts.",
-            later=("follow_bootstrap_room",),
+            "How requests are spread over the replicas: in turn, by requests, by tokens, by cached prompts, "
+            "or by the rooms of --disaggregation-mode."
         ),
     ] = "auto"
     prefill_round_robin_balance: A[
@@ -106,8 +105,8 @@ class Parallel(Group, frozen=True, kw_only=True):
             "Divide the ranks into --data-parallel-size groups that have requests of their own and share all "
             "but attention.",
             note="docs/parallelism.md; over NCCL and HCCL it has not been tried",
-            missing="captured steps, pipelines, several nodes, adapters, the host tier, and models "
-            "other than plain decoders and those of DeepSeek",
+            missing="captured steps, adapters, the host tier, and models other than plain decoders and those "
+            "of DeepSeek",
         ),
     ] = False
     enable_dp_lm_head: A[
@@ -128,7 +127,7 @@ class Parallel(Group, frozen=True, kw_only=True):
             aliases=("--nccl-init-addr",),
         ),
     ] = None
-    nnodes: A[Count, option("Nodes that share the ranks of the model.")] = 1
+    nnodes: A[Count, option("Nodes that share the ranks of all replicas.", note="docs/parallelism.md")] = 1
     node_rank: A[Whole, option("Which of the nodes this is, from 0, which has the HTTP server.")] = 0
     nccl_port: A[
         Port | None,
@@ -172,14 +171,33 @@ class Parallel(Group, frozen=True, kw_only=True):
             "the server watches its ranks and reports a death itself; library users get an exception.",
         ),
     ] = None
-    enable_nccl_nvls: A[bool, on_device("cuda", "Reduce in the switch with NVLink SHARP for prompts.")] = (
-        False
-    )
-    enable_symm_mem: A[bool, on_device("cuda", "Allocate what NCCL reduces in symmetric memory.")] = False
+    enable_nccl_nvls: A[
+        bool,
+        option(
+            "Reduce in the switch with NVLink SHARP (NCCL_NVLS_ENABLE=1 for the ranks).",
+            devices=("cuda",),
+            note="NCCL decides by itself without it; not tried",
+        ),
+    ] = False
+    enable_symm_mem: A[
+        bool,
+        option(
+            "Reduce tensors of up to 8 MiB in memory that NCCL has registered as symmetric.",
+            devices=("cuda",),
+            note="proven by a double only",
+        ),
+    ] = False
     enable_torch_symm_mem: A[
         bool, option("Reduce small tensors through memory that the cards share, by torch.", devices=("cuda",))
     ] = False
-    enable_mscclpp: A[bool, on_device("cuda", "Reduce small messages with MSCCL++.")] = False
+    enable_mscclpp: A[
+        bool,
+        planned(
+            "Reduce small messages with MSCCL++.",
+            note="torch does not offer it; --enable-torch-symm-mem and --enable-symm-mem reduce small "
+            "tensors in memory that the cards share",
+        ),
+    ] = False
     disable_custom_all_reduce: A[
         bool,
         superseded(
@@ -188,10 +206,20 @@ class Parallel(Group, frozen=True, kw_only=True):
         ),
     ] = False
     enable_flashinfer_allreduce_fusion: A[
-        bool, on_device("cuda", "Fuse all-reduce with the norm that follows.")
+        bool,
+        planned(
+            "Fuse all-reduce with the norm that follows.",
+            note="torch does not offer it; --enable-two-batch-overlap computes meanwhile, and "
+            "--enable-attn-tp-input-scattered computes norms once",
+        ),
     ] = False
     enable_p2p_check: A[
-        bool, on_device("cuda", "Test the access of accelerators to each other before using it.")
+        bool,
+        option(
+            "Start only where the cards of a replica have access to each other's memory.",
+            devices=("cuda",),
+            note="proven by a double only",
+        ),
     ] = False
 
 
@@ -233,19 +261,39 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
         return float(self.dist_timeout or NODE_TIMEOUT_S)
 
     @property
+    def nodes_of_replica(self) -> int:
+        """Nodes that share the ranks of a replica equally; 1 where a node has whole replicas."""
+        return max(1, self.nnodes // self.num_replicas)
+
+    @property
+    def replicas_on_node(self) -> int:
+        """Replicas that have ranks on each node."""
+        return max(1, self.num_replicas // self.nnodes)
+
+    def replica_nodes(self, replica: int) -> range:
+        """The nodes that have ranks of a replica, in the order of these."""
+        first = replica * self.nnodes // self.num_replicas
+        return range(first, first + self.nodes_of_replica)
+
+    def node_replicas(self, node: int) -> range:
+        """The replicas that have ranks on a node."""
+        first = node * self.num_replicas // self.nnodes
+        return range(first, first + self.replicas_on_node)
+
+    @property
     def ranks_on_node(self) -> int:
-        """Ranks of one replica on each node."""
-        return self.num_ranks // self.nnodes
+        """Ranks of one replica on each of its nodes."""
+        return self.num_ranks // self.nodes_of_replica
 
     @property
     def nodes_of_stage(self) -> int:
         """Nodes that share the ranks of a stage equally; 1 where a node has stages of its own."""
-        return max(1, self.nnodes // self.pipeline_parallel_size)
+        return max(1, self.nodes_of_replica // self.pipeline_parallel_size)
 
     @property
     def processes_on_node(self) -> int:
         """Ranks of all replicas on each node."""
-        return self.ranks_on_node * self.num_replicas
+        return self.ranks_on_node * self.replicas_on_node
 
     def of_ranks(self, replica: int, *, has_group_heads: bool) -> Fields:
         """Fields of StartRank that say how the model is divided, and what a rank of a replica has of its
@@ -253,21 +301,25 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
         return {
             "tp_size": self.tensor_parallel_size,
             "pp_size": self.pipeline_parallel_size,
-            "num_nodes": self.nnodes,
-            "num_replicas": self.num_replicas,
+            "num_nodes": self.nodes_of_replica,
+            "num_replicas": self.replicas_on_node,
             "attention_groups": self.attention_groups,
             "has_group_heads": has_group_heads,
             "attention_parts": self.attention_context_parallel_size,
             "num_threads": self.num_threads,
             "numa_nodes": self.numa_nodes(replica),
-            "first_device": replica * self.num_ranks,
+            "first_device": self._place_on_node(replica) * self.ranks_on_node,
         }
 
     def numa_nodes(self, replica: int) -> tuple[int, ...]:
         """The nodes of a replica's ranks, or one for all; empty: any."""
         nodes = self.numa_node or ()
         count = self.ranks_on_node
-        return nodes[replica * count :][:count] if len(nodes) > count else nodes
+        return nodes[self._place_on_node(replica) * count :][:count] if len(nodes) > count else nodes
+
+    def _place_on_node(self, replica: int) -> int:
+        """Which of its node's replicas a replica is, from 0."""
+        return replica % self.replicas_on_node
 
 
 def device(facts: DeviceFacts) -> Derived:
@@ -288,7 +340,7 @@ def num_ranks(tensor_parallel_size: int, pipeline_parallel_size: int) -> Derived
 def num_threads(machine: MachineFacts, num_ranks: int, nnodes: int, num_replicas: int) -> Derived:
     """The ranks of all replicas on a node share its cores; one stays with the event loop where there are
     enough."""
-    ranks = max(1, num_ranks // nnodes) * num_replicas
+    ranks = max(1, num_ranks * num_replicas // nnodes)
     spare = 1 if machine.cores > 2 * ranks else 0
     return Derived(
         max(1, (machine.cores - spare) // ranks),

@@ -7,7 +7,6 @@ from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
 
 # (option, its value when off, why several nodes do not have it)
 NOT_ON_NODES = (
-    ("data_parallel_size", 1, "each replica would need nodes of its own"),
     ("enable_hierarchical_cache", False, "host memory of one node cannot be relied upon by another"),
     ("standby_ranks", 0, "the ranks of all nodes are started anew"),
     ("enable_torch_symm_mem", False, "cards of different machines share no memory"),
@@ -16,12 +15,20 @@ NOT_ON_NODES = (
 
 
 def nodes_divide_ranks(options: Values) -> str | None:
-    """All nodes have the same number of ranks."""
-    ranks = options["tensor_parallel_size"] * options["pipeline_parallel_size"]
-    if ranks % options["nnodes"]:
+    """All nodes have the same number of ranks: of whole replicas, or of one."""
+    ranks, nodes = options["tensor_parallel_size"] * options["pipeline_parallel_size"], options["nnodes"]
+    replicas = 1 if options["enable_dp_attention"] else options["data_parallel_size"]
+    if replicas % nodes == 0:
+        return None
+    if nodes % replicas:
         return (
-            f"--nnodes {options['nnodes']} does not divide the {ranks} ranks of --tensor-parallel-size "
-            "times --pipeline-parallel-size; "
+            f"--nnodes {nodes} and --data-parallel-size {replicas}: neither divides the other; a node has "
+            "whole replicas, or a replica whole nodes"
+        )
+    if ranks % (nodes // replicas):
+        return (
+            f"--nnodes {nodes} does not divide the {ranks * replicas} ranks of --tensor-parallel-size "
+            f"times --pipeline-parallel-size{' of all replicas' if replicas > 1 else ''}; "
             "each node takes as many"
         )
     return None
@@ -175,10 +182,6 @@ def two_batches_have_an_exchange(plan: Plan, model: ModelFacts, device: DeviceFa
         ),
         f"does nothing on --device {device.name}, which computes nothing; leave it out": device.name
         == "null",
-        "does not go with --attention-context-parallel-size; leave one out": (
-            plan.parallel.attention_layout.num_parts > 1
-        ),
-        "is not there for models with recurrent layers yet; leave it out": model.num_recurrent_layers > 0,
         "is not there for models that see whole texts; leave it out": model.pooling is not None
         and model.pooling.is_whole,
         "needs two plans of attention at a time, and those of flashinfer share their memory; take another "
@@ -214,9 +217,9 @@ def device_numbers_have_devices(plan: Plan, model: ModelFacts, device: DeviceFac
 def numa_nodes_are_of_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """--numa-node names one node for all ranks, or one for each rank of one replica, or of all."""
     ranks, nodes = plan.parallel.ranks_on_node, plan.parallel.numa_node
-    replicas = plan.parallel.num_replicas
+    replicas = plan.parallel.replicas_on_node
     if nodes is not None and len(nodes) not in (1, ranks, ranks * replicas):
-        of = f" in each of {replicas} replicas" if replicas > 1 else ""
+        of = f" in each of {replicas} replicas on a node" if replicas > 1 else ""
         return (
             f"--numa-node names {len(nodes)} nodes for {ranks} ranks{of}; "
             "give one for all of them, or one for each"

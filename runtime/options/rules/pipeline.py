@@ -38,9 +38,6 @@ def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
         "expert counts, and experts that move by them (--expert-distribution-recorder-mode, "
         "--enable-expert-distribution-metrics, --enable-eplb), are those of all layers "
         "together": plan.expert_steps is not None,
-        "--enable-two-batch-overlap cuts steps whose tokens are embedded by the same rank": (
-            plan.kernels.enable_two_batch_overlap
-        ),
     }
     for reason, applies in reasons.items():
         if applies:

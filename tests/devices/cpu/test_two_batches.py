@@ -17,6 +17,11 @@ DENSE: list[tuple[str, dict[str, Any]]] = [
     ("olmo2", {"num_hidden_layers": 1}),  # a sum over ranks before keys are stored
     ("gemma3n", {}),  # layers that read keys of earlier ones
 ]
+RECURRENT: list[tuple[str, dict[str, Any]]] = [
+    ("jamba", {}),  # the scan of Mamba 1, which sums over ranks between convolution and scan
+    ("qwen3_next", {}),  # the gated delta rule
+    ("falcon_h1", {}),  # the scan of Mamba 2, beside attention
+]
 EXPERTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {}),
     ("deepseek_v2", {"num_hidden_layers": 2}),
@@ -45,6 +50,12 @@ def check(
 @pytest.mark.parametrize("threshold", [0.48, 0.0])
 def test_sums_over_ranks(threshold: float, tmp_path: Path, run_ranks: RunRanks) -> None:
     check(DENSE, tmp_path, run_ranks, threshold)
+
+
+@pytest.mark.parametrize("threshold", [0.48, 0.0])
+def test_recurrent_states(threshold: float, tmp_path: Path, run_ranks: RunRanks) -> None:
+    """The second half of a prompt goes on from the states that the first half leaves, layer by layer."""
+    check(RECURRENT, tmp_path, run_ranks, threshold)
 
 
 @pytest.mark.parametrize("mode", ["normal", "low_latency"])

@@ -1,15 +1,18 @@
 """Which sums go through memory that the GPUs share. What the operators do is a double's: it has the other
 rank's numbers."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from runtime.devices.cuda import collectives
+from runtime.devices.cuda import collectives, nccl_window
 from runtime.devices.cuda.collectives import NcclCollectives
+from runtime.devices.cuda.nccl_window import BUFFER, WindowSums
 from runtime.devices.cuda.symmetric_memory import ONE_SHOT, SymmetricSums
+from runtime.errors import StartError
 
 
 class Ops:
@@ -75,3 +78,58 @@ def test_what_is_nothing_for_it_goes_to_the_library(monkeypatch: pytest.MonkeyPa
     assert ranks.all_reduce(odd) is odd and asked == [odd] and ops.calls == ["one shot"]
     ranks.sums = None
     assert ranks.all_reduce(small) is small and asked == [odd, small]
+
+
+class Pool:
+    """torch.cuda.MemPool."""
+
+    def __init__(self, allocator: str) -> None:
+        assert allocator == "nccl"
+
+
+class Backend:
+    """What torch 2.9 and later have of a process group of NCCL."""
+
+    mem_allocator = "nccl"
+
+    def __init__(self) -> None:
+        self.registered: list[tuple[Any, bool]] = []
+
+    def register_mem_pool(self, pool: Any, symm: bool) -> None:
+        self.registered.append((pool, symm))
+
+
+class Group:
+    def __init__(self, backend: object) -> None:
+        self.backend = backend
+
+    def _get_backend(self, torch_device: torch.device) -> object:
+        return self.backend
+
+
+def test_sums_in_memory_that_nccl_has_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "MemPool", Pool)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool: nullcontext())
+    group: Any = Group(backend := Backend())
+    sums = WindowSums.open(group, torch.device("cpu"))
+    ((pool, is_symmetric),) = backend.registered
+    assert isinstance(pool, Pool) and is_symmetric and sums.buffer.nbytes == BUFFER
+
+    def add_ones(x: Tensor, group: object) -> None:
+        assert x.data_ptr() == sums.buffer.data_ptr() and group is sums.group
+        x.add_(1)
+
+    monkeypatch.setattr(nccl_window.dist, "all_reduce", add_ones)
+    x = torch.randn(3, 5, dtype=torch.bfloat16)
+    expected = x + 1
+    assert sums.sum(x) is x and torch.equal(x, expected)
+    assert (
+        sums.sum(torch.empty(0, 4)) is None and sums.sum(torch.empty(BUFFER + 1, dtype=torch.uint8)) is None
+    )
+
+
+def test_a_torch_that_registers_no_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "MemPool", Pool)
+    group: Any = Group(object())
+    with pytest.raises(StartError, match="--enable-symm-mem: this torch and its NCCL register no symmetric"):
+        WindowSums.open(group, torch.device("cpu"))

@@ -55,6 +55,16 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ),
     ({"null_step_s": 0.1}, "--device null", {"device": "null"}),
     ({"nnodes": 2, "dist_init_addr": "h:1"}, "--nnodes 2 does not divide", {"tensor_parallel_size": 4}),
+    (
+        {"nnodes": 3, "data_parallel_size": 2, "dist_init_addr": "h:1"},
+        "neither divides the other; a node has whole replicas, or a replica whole nodes",
+        {"data_parallel_size": 6},
+    ),
+    (
+        {"nnodes": 4, "data_parallel_size": 2, "tensor_parallel_size": 3, "dist_init_addr": "h:1"},
+        "--nnodes 4 does not divide the 6 ranks",
+        {"tensor_parallel_size": 4},
+    ),
     ({"node_rank": 1}, "--node-rank 1 is none", {"node_rank": 0}),
     ({"nnodes": 2, "tensor_parallel_size": 2}, "--dist-init-addr", {"dist_init_addr": "h:1"}),
     (
@@ -69,7 +79,6 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
             {name: off},
         )
         for name, value, off in (
-            ("data_parallel_size", 2, 1),
             ("enable_hierarchical_cache", True, False),
             ("standby_ranks", 1, 0),
             ("enable_torch_symm_mem", True, False),
@@ -93,11 +102,9 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
             {name: off},
         )
         for name, value, off in (
-            ("pipeline_parallel_size", 2, 1),
             ("enable_hierarchical_cache", True, False),
             ("enable_memory_saver", True, False),
             ("cpu_offload_gb", 1, 0),
-            ("enable_prefill_delayer", True, False),
         )
     ),
     (

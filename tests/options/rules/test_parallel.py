@@ -34,11 +34,10 @@ class Shared(Sparse):
         ("--tp 2 --tbo-token-distribution-threshold 0 --enable-two-batch-overlap", Sparse, ""),
         ("--enable-two-batch-overlap", Model, "does nothing with one rank"),
         ("--tp 2 --enable-two-batch-overlap --enable-lora", Model, "--enable-two-batch-overlap"),
-        (
-            "--tp 2 --pp-size 2 --enable-two-batch-overlap",
-            Model,
-            "--enable-two-batch-overlap cuts steps whose tokens are embedded by the same rank",
-        ),
+        ("--tp 2 --pp-size 2 --enable-two-batch-overlap", Model, ""),
+        ("--tp 2 --enable-two-batch-overlap", Recurrent, ""),
+        ("--tp 2 --attn-cp-size 2 --enable-two-batch-overlap", Model, ""),
+        ("--tp 2 --enable-symm-mem --enable-two-batch-overlap --device cuda", Model, "--enable-symm-mem"),
         ("--tp 2 --tbo-token-distribution-threshold 0.3", Model, "--enable-two-batch-overlap"),
         ("--tp 2 --moe-a2a-backend deepep --enable-single-batch-overlap", Shared, ""),
         ("--tp 2 --moe-a2a-backend deepep --enable-single-batch-overlap", Sparse, "this model has none"),
@@ -52,9 +51,3 @@ def test_rules_about_overlap(words: str, model: type[Model], sentence: str) -> N
     with pytest.raises(OptionsError) as caught:
         planned(words, model)
     assert any(sentence in problem for problem in caught.value.problems)
-
-
-def test_models_with_states_are_not_cut() -> None:
-    words = "--tp 2 --enable-two-batch-overlap"
-    with pytest.raises(OptionsError, match="not there for models with recurrent layers yet"):
-        planned(words, Recurrent)
