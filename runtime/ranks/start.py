@@ -224,7 +224,14 @@ def open_drafts(
     if draft is None or start.speculation is None:
         return None
     return DraftRunner(
-        device, draft.network, slots, kv, start.page_size, start.speculation, dtype, logits_ops_of(device)
+        draft.device,
+        draft.network,
+        slots,
+        kv,
+        start.page_size,
+        start.speculation,
+        dtype,
+        logits_ops_of(device),
     )
 
 

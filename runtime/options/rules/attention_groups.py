@@ -8,9 +8,7 @@ from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
 # (option, its value when off, why groups do not have it)
 NOT_WITH_GROUPS = (
     ("pipeline_parallel_size", 1, "stages exchange hidden states of one group"),
-    ("nnodes", 1, "the ranks of a group answer through the rings of one node"),
     ("enable_lora", False, "layers that all groups share would need the adapters of the tokens of each"),
-    ("enable_hierarchical_cache", False, "pages of a group would move without a step of the others"),
     ("enable_memory_saver", False, "the pages of all groups would have to be given up at once"),
     ("enable_piecewise_cuda_graph", False, "graphs hold no exchange between groups"),
     ("enable_prefill_delayer", False, "each group would wait by itself"),

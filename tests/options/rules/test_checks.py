@@ -94,7 +94,6 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         )
         for name, value, off in (
             ("pipeline_parallel_size", 2, 1),
-            ("enable_hierarchical_cache", True, False),
             ("enable_memory_saver", True, False),
             ("cpu_offload_gb", 1, 0),
             ("enable_prefill_delayer", True, False),
