@@ -99,7 +99,7 @@ VALUES = {
 # what needs a file, a server or a model with an encoder, and where it is tried; --model-impl has other names
 ELSEWHERE = {
     "--config": "tests/options/test_parse.py",
-    "--enable-multimodal": "tests/ascend/test_media.py",
+    "--enable-multimodal": "tests/e2e/test_deepstack.py",
     "--language-only": "tests/e2e/test_encoders.py",
     "--encoder-urls": "tests/e2e/test_encoders.py",
     "--remote-instance-weight-loader-seed-instance-ip": "tests/hub",
