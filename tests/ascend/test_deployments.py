@@ -34,6 +34,12 @@ DEPLOYMENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         SPARSE,
         NEXTN | {"enable_hierarchical_cache": True, "hicache_ratio": 2.0, "max_total_tokens": 640},
     ),
+    "V3, an EAGLE-3 head of Llama's kind": (
+        "deepseek_v3",
+        LATENT | {"num_hidden_layers": 4},
+        GRAPHS | {"speculative_num_steps": 2, "speculative_algorithm": "EAGLE3", "max_running_requests": 4},
+    ),
+    "Qwen3-Next": ("qwen3_next", {}, GRAPHS | {"max_running_requests": 4}),
     "V3, groups of two ranks, a head of all": (
         "deepseek_v3",
         LATENT | {"num_attention_heads": 4},
@@ -104,6 +110,8 @@ async def test_tokens_are_those_of_transformers(deployment: str, tmp_path: Path)
     expected = [reference.greedy(prompt, COUNT) for prompt in PROMPTS]
     if options.get("speculative_algorithm") == "NEXTN":
         add_next_token_layers(folder)
+    if options.get("speculative_algorithm") == "EAGLE3":
+        options = options | {"speculative_draft_model_path": str(make_eagle3(tmp_path / "head"))}
     await check(folder, OPTIONS | options, expected)
 
 
