@@ -13,6 +13,16 @@ from runtime.options.model_sizes import kv_heads
 
 Kind = Literal["matrix", "vector", "attention", "exchange"]
 TERA, MICRO = 1e12, 1e-6
+# launches of a layer in a decode step on 16 ranks, collectives included, by kind of attention and of
+# feed-forward, and whether linear layers are W8A8: counted by the recorder (tests/ascend/test_show_calls.py)
+LAUNCHES: dict[tuple[str, str, bool], int] = {
+    ("heads", "dense", False): 15,
+    ("heads", "dense", True): 19,
+    ("heads", "experts", False): 20,
+    ("latents", "experts", False): 26,
+    ("latents", "experts", True): 31,
+    ("sparse latents", "experts", False): 37,
+}
 INDEX_HEADS, INDEX_DIM = 64, 128  # the indexer of DeepSeek-V3.2 (DeepSeek-AI, 2025)
 
 
@@ -40,6 +50,12 @@ class Reach(Struct, frozen=True, kw_only=True):
     least_s: float = 3 * MICRO  # the least time of an operator that a graph replays
     exchange_s: float = 20 * MICRO  # latency of a collective
     link: float = 0.6
+    update_s: float = 15 * MICRO  # of the host, for the lengths of one attention call of a replay
+    replay_s: float = 200 * MICRO  # of the host, for the inputs and the graphs of a step
+
+
+# nothing is lost: no step of any runtime takes less
+PEAK = Reach(bandwidth=1, matrix=1, attention=1, least_s=0, exchange_s=0, link=1, update_s=0, replay_s=0)
 
 
 class Operator(Struct, frozen=True, kw_only=True):
@@ -84,6 +100,12 @@ class Load(Struct, frozen=True, kw_only=True):
     tokens: float
     context: float
     is_prompt: bool = False
+    queries: int = 1  # of these tokens, those of one sequence: a token and its drafts
+
+    @property
+    def reads(self) -> float:
+        """How often a context is read: the queries of a sequence share what they read."""
+        return 1 if self.is_prompt else self.tokens / self.queries
 
 
 def step(model: ModelConfig, layout: Layout, load: Load) -> Iterator[Operator]:
@@ -123,6 +145,30 @@ def step(model: ModelConfig, layout: Layout, load: Load) -> Iterator[Operator]:
     yield Operator(name="sample", kind="vector", count=6, num_bytes=rows * model.vocab_size * 4)
 
 
+def kind_of_layers(model: ModelConfig, layout: Layout) -> tuple[str, str, bool]:
+    """A key of LAUNCHES, or one like it: of all layers but the first few."""
+    attention = (
+        "heads" if model.mla is None else "latents" if layout.sparse_tokens is None else "sparse latents"
+    )
+    return attention, "dense" if model.moe is None else "experts", layout.is_int8
+
+
+def decode_step(model: ModelConfig, layout: Layout, load: Load) -> list[Operator]:
+    """The operators of a decode step, with the small ones that the recorder counts and `step` has not."""
+    operators = list(step(model, layout, load))
+    attention, feed_forward, is_int8 = kind_of_layers(model, layout)
+    launches = LAUNCHES.get((attention, feed_forward, is_int8)) or LAUNCHES[attention, feed_forward, False]
+    rest = launches * model.num_layers - sum(operator.count for operator in operators)
+    return [*operators, Operator(name="other launches", kind="vector", count=max(0.0, rest))]
+
+
+def host_seconds(model: ModelConfig, layout: Layout, reach: Reach) -> float:
+    """What the host does for a replayed decode step, while the device computes the one before: inputs, graphs
+    and lengths for each attention call, unless the device has them."""
+    calls = 0 if layout.sparse_tokens is not None else model.num_layers
+    return reach.replay_s + calls * reach.update_s
+
+
 def head_attention(model: ModelConfig, layout: Layout, load: Load) -> Iterator[Operator]:
     """Operators of one layer's attention with a KV cache of heads."""
     heads, kv, dim = (
@@ -140,12 +186,11 @@ def head_attention(model: ModelConfig, layout: Layout, load: Load) -> Iterator[O
         )
     yield Operator(name="npu_rotary_mul", kind="vector", count=2, num_bytes=2 * load.tokens * heads * dim * 2)
     yield Operator(name="npu_scatter_pa_kv_cache", kind="vector", num_bytes=4 * load.tokens * kv * dim * 2)
-    read = 1 if load.is_prompt else load.tokens  # a prompt's queries share what they read
     yield Operator(
         name="npu_fused_infer_attention_score",
         kind="attention",
         num_ops=4 * load.tokens * load.context * heads * dim,
-        num_bytes=2 * read * load.context * kv * dim * 2,
+        num_bytes=2 * load.reads * load.context * kv * dim * 2,
     )
     yield from linear("o", load.tokens, heads * dim, model.hidden_size, layout)
 
@@ -184,13 +229,13 @@ def latent_attention(model: ModelConfig, latent: MlaConfig, layout: Layout, load
             yield Operator(
                 name="npu_lightning_indexer",
                 kind="attention",
-                num_bytes=load.tokens * load.context * INDEX_DIM * 2,
+                num_bytes=load.reads * load.context * INDEX_DIM * 2,
                 num_ops=2 * load.tokens * load.context * INDEX_HEADS * INDEX_DIM,
             )
         yield Operator(
             name=name,
             kind="attention",
-            num_bytes=load.tokens * seen * (rank + rope) * 2,
+            num_bytes=load.reads * seen * (rank + rope) * 2,
             num_ops=2 * load.tokens * seen * heads * (2 * rank + rope),
         )
         yield matmul("latents to values", load.tokens, latent.value_dim, heads * rank, 2.0)

@@ -1,7 +1,8 @@
 """Has the ranks capture steps as graphs, between other steps and when they are idle. What to capture is
-decided in scheduling/graph_captures.py."""
+decided in scheduling/graph_captures.py. Of several attention groups it is the first one's scheduler that is
+observed: a graph serves a step of all groups, which have about as many sequences each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Protocol
 
@@ -27,8 +28,15 @@ class GraphCapturing:
     """Observes each round of the scheduler, and asks for one capture at a time, of the first kind that has
     one left."""
 
-    def __init__(self, captures: Sequence[Captures], metrics: Metrics) -> None:
-        """`captures`: one for each kind of graph."""
+    def __init__(
+        self,
+        captures: Sequence[Captures],
+        metrics: Metrics,
+        others: Callable[[], Iterable[Scheduler]] = tuple,
+    ) -> None:
+        """`captures`: one for each kind of graph; `others`: schedulers of other attention groups, which the
+        ranks compute for as well."""
+        self._others = others
         self._captures = {each.unit: each for each in captures}
         self._metrics = metrics
         self._ranks: tuple[CapturingRanks, int] | None = None
@@ -53,7 +61,8 @@ class GraphCapturing:
             or any(kind.asked is not None for kind in kinds)
         ):
             return
-        is_idle = not (scheduler.roster.live or scheduler.num_in_flight)
+        schedulers = (scheduler, *self._others())
+        is_idle = not any(one.roster.live or one.num_in_flight for one in schedulers)
         for captures in kinds:
             size = captures.next(monotonic(), is_idle=is_idle)
             if size is not None:

@@ -5,10 +5,11 @@ dispatcher ──Arrive──► inbox ──► scheduler actor ──StepPlan�
                                    └── storage tier, cache events, graph captures
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
+from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskStatus
@@ -29,7 +30,7 @@ from runtime.cache.journal import Journal
 from runtime.cache.media_keys import cache_ids
 from runtime.errors import InvalidRequest, RankDied, StartError
 from runtime.messages.lora import AdapterSetup
-from runtime.messages.ranks import LoadProgress
+from runtime.messages.ranks import LoadProgress, StartRank
 from runtime.messages.requests import Request
 from runtime.messages.scheduler import Abort, Stopped, ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
@@ -48,6 +49,28 @@ from runtime.settings import limits, scheduler_config, start_rank
 from runtime.transfer.fetches import PageFetches
 from runtime.transfer.halves import Halves
 from runtime.transfer.open_fetches import open_fetches
+
+T = TypeVar("T")
+
+
+def schedulers(replicas: Sequence["Replica"]) -> list[Scheduler]:
+    """Those that are open, of some replicas."""
+    return [one.scheduler for one in replicas if one.scheduler is not None]
+
+
+def of_group(plan: Plan, index: int, each: Sequence[T]) -> list[T]:
+    """Of what each rank of a replica has, in their order or nothing, that of the ranks of its attention
+    group, of each stage."""
+    layout = plan.parallel.attention_layout
+    if layout.num_groups == 1:
+        return list(each)
+    own = layout.group_ranks()[index]
+    return [one for rank, one in enumerate(each) if rank % layout.num_ranks in own]
+
+
+def descriptors(plan: Plan, index: int, setup: StartRank) -> tuple[list[int], list[int]]:
+    """Those of the host memory of an attention group's ranks, of pages and of states."""
+    return of_group(plan, index, setup.host_fds), of_group(plan, index, setup.state_fds)
 
 
 class Replica:
@@ -137,8 +160,8 @@ class Replica:
                     plan,
                     self._model,
                     scheduler,
-                    supervisor.open_hosts(),
-                    supervisor.open_host_states(),
+                    of_group(plan, self.index, supervisor.open_hosts()),
+                    of_group(plan, self.index, supervisor.open_host_states()),
                     self._signal.set,
                 )
                 tasks.start_soon(self.storage.run)
@@ -147,9 +170,9 @@ class Replica:
                     plan,
                     self._model,
                     scheduler,
-                    supervisor.open_hosts(),
-                    supervisor.open_host_states(),
-                    (supervisor.setup.host_fds, supervisor.setup.state_fds),
+                    of_group(plan, self.index, supervisor.open_hosts()),
+                    of_group(plan, self.index, supervisor.open_host_states()),
+                    descriptors(plan, self.index, supervisor.setup),
                     self._halves,
                     self._signal.set,
                 )
@@ -255,10 +278,7 @@ class Replica:
         """How busy the replica is now; without pages and sequences while it loads."""
         if (scheduler := self.scheduler) is None:
             return Load(page_size=self._plan.memory.page_size)
-        layout, readies = self._plan.parallel.attention_layout, self.supervisor.readies
-        if layout.num_groups > 1:
-            own = layout.group_ranks()[self.index]  # of each stage
-            readies = [ready for ready in readies if ready.rank % layout.num_ranks in own]
+        readies = of_group(self._plan, self.index, self.supervisor.readies)
         roster, cache, window, totals = (
             scheduler.roster,
             scheduler.cache,
@@ -310,9 +330,11 @@ class Replica:
         """Functions that see the scheduler after each round."""
         plan = self._plan
         observers: list[Callable[[Scheduler, Ranks], None]] = []
-        kinds = capture_sizes(plan, self._model)
+        kinds = capture_sizes(plan, self._model) if self.owns_ranks else {}
         if captures := [Captures(sizes, unit) for unit, sizes in kinds.items() if sizes]:
-            observers.append(GraphCapturing(captures, self._metrics).observe)
+            observers.append(
+                GraphCapturing(captures, self._metrics, partial(schedulers, self._members)).observe
+            )
         if plan.logs.decode_log_interval is not None:
             fields = {"replica": self.index} if self._num_replicas > 1 else {}
             observers.append(StepLog(plan.logs.decode_log_interval, self.load, fields).observe)

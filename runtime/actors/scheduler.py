@@ -196,13 +196,17 @@ class SchedulerActor(SchedulerRounds[S]):
                     tokens = await self.take(result)
                     if self._storage is not None:
                         self._storage.sampled(tokens)
-            if self._storage is not None:
-                self._storage.saved()
             if steps.died is not None:
                 return steps.died
             await self.begin_round()
             self._submit(steps)
             await self.end_round(steps)
+
+    async def begin_round(self) -> None:
+        """See SchedulerRounds; storage looks at what has come to host memory."""
+        if self._storage is not None:
+            self._storage.saved()
+        await super().begin_round()
 
     async def lose_ranks(self, *, points_at_requests: bool = True, is_alone: bool = True) -> Lost:
         """The ranks are dead: all running requests wait. The request that killed them, where it is known and

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from runtime.layers.parallel.context_parallel import TokenPart
     from runtime.layers.side_stream import SideStream
+    from runtime.models.config.model_config import ModelConfig
 
 Gate = Literal["silu", "gelu_tanh"]
 
@@ -327,6 +328,9 @@ class Device:
     expert_places: ExpertPlaces | None = None  # None: each expert has one place, and stays there
     replicates_dense: bool = False  # dense layers of a model with experts are whole on each rank
     overlap: StepOverlap = StepOverlap()  # what is computed while collectives are under way
+    # the device of a draft model's layers; raises StartError where they do not go with the target's. None: it
+    # is this one
+    for_drafts: "Callable[[Device, ModelConfig], Device] | None" = None
     layer: int = 0  # index of the layer whose weights are made (of_layer)
     # devices of layers whose weights are made elsewhere, by index (ranks/weight_offload.py)
     layer_devices: "Mapping[int, torch.device]" = field(default_factory=dict)

@@ -41,10 +41,18 @@ class Experts(Protocol):
         both."""
         ...
 
-    def apply(self, x: "Tensor", expert_ids: "Tensor", weights: "Tensor", packed: PackedExperts) -> "Tensor":
+    def apply(
+        self,
+        x: "Tensor",
+        expert_ids: "Tensor",
+        weights: "Tensor",
+        packed: PackedExperts,
+        first: int | None = None,
+    ) -> "Tensor":
         """x [T, hidden] -> for each token the sum over its `expert_ids` [T, k] of weight * down(silu(gate(x))
         * up(x)).
 
-        Ids outside 0 .. E - 1 are experts of other ranks and add nothing.
+        Ids outside 0 .. E - 1 are experts of other ranks and add nothing; with `first` they are those of all
+        ranks' experts, none of them below 0, and this rank's are `first` .. `first` + E - 1.
         """
         ...

@@ -101,6 +101,12 @@ class FusedOps(Protocol):
         """
         ...
 
+    def add_rms_norm_wide(
+        self, x: "Tensor", residual: "Tensor", weight: "Tensor", eps: float
+    ) -> "tuple[Tensor, Tensor, Tensor]":
+        """(rms_norm(x + residual), the same as float32, x + residual); may overwrite `residual`."""
+        ...
+
     def penalise(self, logits: "Tensor", rows: "Tensor", seen: Seen, at: "Tensor") -> None:
         """Applies penalties, in place, to `rows` (int64 [M], distinct) of float32 logits [N, V]: those of the
         rows `at` (int64 [M]) of `seen`."""

@@ -29,6 +29,13 @@ class UnfusedOps:
         self.ops.store_kv(k, v, k_cache, v_cache, locations)
         return q
 
+    def add_rms_norm_wide(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See FusedOps.add_rms_norm_wide."""
+        normed, total = self.ops.add_rms_norm(x, residual, weight, eps)
+        return normed, normed.float(), total
+
     def penalise(self, logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
         """See Fused.penalise."""
         penalise(logits, rows, seen, at)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from runtime.devices.base import Device
+from runtime.layers.fused_ops import fused_ops_of
 from runtime.layers.weight import Layer, SourceTensor, TensorReader, Weight, replicated_shard
 from runtime.models.config.block import NormKind
 
@@ -21,7 +22,7 @@ class RMSNorm(Layer):
     def __init__(
         self, device: Device, dtype: torch.dtype, size: int, eps: float, *, may_have_bias: bool = True
     ) -> None:
-        self.ops = device.ops
+        self.ops, self.fused = device.ops, fused_ops_of(device)
         self.eps = eps
         self.weight = Weight.empty(
             (size,), {"": SourceTensor((size,), 0, replicated_shard(size))}, dtype, device.torch_device
@@ -42,6 +43,13 @@ class RMSNorm(Layer):
         """(norm of x + residual, x + residual)."""
         normed, total = self.ops.add_rms_norm(x, residual, self.weight.tensor, self.eps)
         return (normed if self.shift is None else normed + self.shift), total
+
+    def add_wide(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(norm of x + residual, the same as float32, x + residual)."""
+        if self.shift is not None:
+            normed, total = self.add(x, residual)
+            return normed, normed.float(), total
+        return self.fused.add_rms_norm_wide(x, residual, self.weight.tensor, self.eps)
 
 
 class UnitOffsetRMSNorm(RMSNorm):

@@ -13,7 +13,7 @@ from runtime.layers.embedding import Embedding, Head
 from runtime.layers.feed_forward import FeedForward, PlainFeedForward
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.moe.plain_experts import PlainExperts
-from runtime.layers.norm import NORMS, NoNorm, Norm
+from runtime.layers.norm import NORMS, NoNorm, Norm, RMSNorm
 from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
 from runtime.layers.parallel.group_tokens import open_group_tokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
@@ -116,6 +116,9 @@ class LlamaDecoderLayer(Layer):
         self.groups = open_group_tokens(device)
         self.is_summed = config.mlp_bias and not has_experts  # what `mlp` returns where there are groups
         self.sequence_parallel = open_sequence_parallel(device)
+        # the router is given what the norm before the feed-forward makes, as it is
+        is_direct = self.is_apart or (self.groups is None and self.sequence_parallel is None)
+        self.routes_norm = isinstance(self.mlp, SparseFeedForward) and is_direct
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
@@ -149,15 +152,19 @@ class LlamaDecoderLayer(Layer):
     def feed_forward(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """From what the layer has added up so far, x and residual, to the pair that the next block begins
         with."""
+        if self.routes_norm and isinstance(self.post_attention_layernorm, RMSNorm):
+            x, wide, residual = self.post_attention_layernorm.add_wide(x, residual)
+            return self._feed_forward(x, batch, wide), residual
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self._feed_forward(x, batch), residual
 
-    def _feed_forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden] or this rank's shard of it -> what is added to the residual, of the same tokens."""
+    def _feed_forward(self, x: Tensor, batch: ForwardBatch, wide: Tensor | None = None) -> Tensor:
+        """[T, hidden] or this rank's shard of it -> what is added to the residual, of the same tokens.
+        `wide`: x as float32, for layers with `routes_norm`."""
         if self.is_apart:
-            x = self._computed(x, batch)
+            x = self._computed(x, batch, wide)
         elif self.groups is None:
-            x = self._computed(self.all_tokens(x, batch), batch)
+            x = self._computed(self.all_tokens(x, batch), batch, wide)
         else:
             joined = self.groups.join(self.all_tokens(x, batch), batch.group_tokens)
             divide = self.groups.own if self.is_summed else self.groups.sum
@@ -167,8 +174,10 @@ class LlamaDecoderLayer(Layer):
             x = self.mlp_output_norm.forward(x)
         return x if self.residual_scale == 1.0 else x * self.residual_scale
 
-    def _computed(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        if isinstance(self.mlp, SparseFeedForward | PlainExperts):
+    def _computed(self, x: Tensor, batch: ForwardBatch, wide: Tensor | None = None) -> Tensor:
+        if isinstance(self.mlp, SparseFeedForward):
+            return self.mlp.forward(x, batch, wide)
+        if isinstance(self.mlp, PlainExperts):
             return self.mlp.forward(x, batch)
         return self.mlp.forward(x)
 

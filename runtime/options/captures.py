@@ -15,10 +15,13 @@ def capture_sizes(plan: Plan, model: ModelConfig) -> dict[CaptureUnit, list[int]
 
 
 def graph_sizes(plan: Plan, model: ModelConfig) -> list[int]:
-    """Batch sizes whose decode steps are captured; none for a model that pools."""
-    return (
-        [] if plan.graphs.disable_cuda_graph or model.pooling is not None else list(plan.graphs.cuda_graph_bs)
-    )
+    """Batch sizes whose decode steps are captured; none for a model that pools, nor for attention groups in a
+    pipeline."""
+    parallel = plan.parallel
+    has_group_stages = parallel.attention_groups > 1 and parallel.pipeline_parallel_size > 1
+    if plan.graphs.disable_cuda_graph or model.pooling is not None or has_group_stages:
+        return []
+    return list(plan.graphs.cuda_graph_bs)
 
 
 def verify_sizes(plan: Plan, model: ModelConfig) -> list[int]:

@@ -71,10 +71,16 @@ def _from_profile(settings: list[Setting], problems: list[str], notices: list[st
         return []
     if profile.later:
         notices.append(f"profile {named[-1]} leaves out what is not here yet: {', '.join(profile.later)}")
-    source = f"profile {named[-1]}"
+    source, lines = f"profile {named[-1]}", dict(profile.options)
+    given = {setting.row.name for setting in settings}
+    for name, more in profile.when_given.items():
+        if name in given:
+            lines |= more
+        else:
+            notices.append(f"{source} goes on with {by_name()[name].flag}: {', '.join(more)}")
     return [
         Setting(by_name()[name], line.value, f"{name} of {source}", source, line.why)
-        for name, line in profile.options.items()
+        for name, line in lines.items()
     ]
 
 

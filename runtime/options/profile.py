@@ -5,15 +5,20 @@ or of the user.
     source: where the figures come from
     options:
       tensor-parallel-size: {value: 16, why: one rank for each die}
+    when_given:
+      speculative-draft-model-path:
+        speculative-algorithm: {value: EAGLE3, why: two tokens and more a step}
     later:
-      speculative-algorithm: {value: NEXTN, why: two tokens and more a step}
+      disaggregation-mode: {value: decode, why: prompts are computed elsewhere}
 
-`options` are in force; `later` are known to help, and refused by this version. A test checks this for the
-files of this package.
+`options` are in force, and those of `when_given` where the option above them is given, which no profile can
+know; `later` are known to help, and refused by this version. A test checks this for the files of this
+package.
 """
 
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +28,7 @@ from runtime.options.declare import Value
 from runtime.options.table import by_flag, by_name, canonical
 from runtime.regular_file import read_text
 
+T = TypeVar("T")
 FOLDER = Path(__file__).parent / "profiles"
 
 
@@ -39,6 +45,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     about: str
     options: dict[str, Line]
     source: str = ""
+    when_given: dict[str, dict[str, Line]] = {}  # by option that the user gives, what is in force with it
     later: dict[str, Line] = {}
 
 
@@ -67,11 +74,14 @@ def read_profile(name: str) -> Profile:
         about=profile.about,
         source=profile.source,
         options=_by_name(name, profile.options),
+        when_given={
+            given: _by_name(name, lines) for given, lines in _by_name(name, profile.when_given).items()
+        },
         later=_by_name(name, profile.later),
     )
 
 
-def _by_name(profile: str, lines: dict[str, Line]) -> dict[str, Line]:
+def _by_name(profile: str, lines: dict[str, T]) -> dict[str, T]:
     rows = {name: by_flag().get(canonical(f"--{name}")) for name in lines}
     unknown = [
         name

@@ -195,7 +195,6 @@ def _choose_graph_sizes(c: Choices, model: ModelFacts, device: DeviceFacts) -> N
         c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal",
         c["decode_attention_backend"],
         c["pipeline_parallel_size"],
-        c["enable_dp_attention"],
     )
     c.auto(graphs.cuda_graph_bs, c["cuda_graph_max_bs"])
     c.auto(

@@ -10,6 +10,7 @@ from torch import Tensor
 from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.step_graphs import Graph, Graphs
 from runtime.layers.lora import LoraAdapters
+from runtime.layers.parallel.group_tokens import open_group_tokens
 from runtime.layers.sampling.sampler import clean
 from runtime.models.base import CompiledLayer, GenerativeModel
 from runtime.ranks.recurrent_states import RecurrentStates
@@ -57,6 +58,8 @@ class CapturedForward:
         attention = None
         if self.kv:
             attention = self.graphs.plan_decodes(slots, positions + 1, tables, self.page_size, self.windows)
+        attended = self.device.attention
+        num_groups = attended.layout.num_groups if attended is not None and self.device.has_groups else 0
         batch = ForwardBatch(
             token_ids,
             positions if self.shifts is None else positions + self.shifts[slots],
@@ -64,10 +67,21 @@ class CapturedForward:
             self.kv,
             attention,
             is_decode=True,
-            is_real=slots != self.slots.padding if self.masks else None,
+            is_real=self.is_real(slots) if self.masks else None,
+            group_tokens=(len(slots),) * num_groups,
             states=None if self.states is None else self.states.captured_rows(slots),
         )
         return self.model.forward(batch, self.compiled if len(slots) <= self.compiled_rows else None)
+
+    def is_real(self, slots: Tensor) -> Tensor:
+        """bool, False for padding, of the tokens that experts are given: those of `slots`, or where all ranks
+        have them those of all attention groups."""
+        is_real = slots != self.slots.padding
+        groups = open_group_tokens(self.device) if self.device.all_to_all is None else None
+        if groups is None or self.device.attention is None:
+            return is_real
+        counts = (len(slots),) * self.device.attention.layout.num_groups
+        return groups.join(is_real.to(torch.int32), counts) > 0
 
     def sampled(
         self,
@@ -78,10 +92,11 @@ class CapturedForward:
         *,
         penalises: bool = False,
     ) -> Tensor:
-        """Tokens at positions `lengths` of `slots`, int64 [N], the same on all ranks: greedy ones, or sampled
-        with `filters` (largest top_k, whether top_p). `logits` are overwritten."""
+        """Tokens at positions `lengths` of `slots`, int64 [N], the same on all ranks that have these slots:
+        greedy ones, or sampled with `filters` (largest top_k, whether top_p). `logits` are overwritten."""
         tokens = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
-        if self.device.collectives.rank == 0:
+        ranks = self.device.group_ranks
+        if ranks.rank == 0:
             clean(logits)
             if penalises:
                 self.slots.penalties.counts.apply_captured(logits, slots)
@@ -93,7 +108,7 @@ class CapturedForward:
             tokens = logits.argmax(dim=1) if inputs is None else self.device.ops.sample(logits, inputs)
             if penalises:
                 self.slots.penalties.counts.add_captured(slots, tokens)
-        return self.device.collectives.broadcast(tokens)
+        return ranks.broadcast(tokens)
 
     def record(self, bodies: Sequence[Callable[[], None]]) -> list[Graph]:
         """The graph of each body. Each runs once before it is captured, over rows of padding: what allocates

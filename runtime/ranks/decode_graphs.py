@@ -60,7 +60,7 @@ class Recorded:
 
     forward: Graph
     adapted: Graph | None  # the same for rows with adapters; None: there are none
-    greedy: Graph
+    greedy: Graph | None  # None: it is sampled outside of graphs
     penalised: Graph | None  # samples with penalties; None: this device applies penalties outside of graphs
     seen: Tensor  # what it looks at
     # by what they filter, in the order of DeviceFacts.captured_samplers; a step that none fits samplers
@@ -92,14 +92,37 @@ def attempt(device: Device, request: Capture, record: Callable[[int], T]) -> tup
     return Captured(request.size, perf_counter() - begin, num_bytes, error, request.unit), recorded
 
 
+def is_capturable(plan: StepPlan) -> bool:
+    """Whether all rows of a plan decode, and nothing but a graph has work for it before."""
+    return (
+        0 < plan.num_decodes == len(plan.slots)
+        and not plan.admits
+        # what is kept of states is copied behind the graph
+        and (plan.states is None or not len(plan.states.slots))
+        and bool(plan.samples.all())
+        and (plan.page_copies is None or not len(plan.page_copies.load_pages))
+    )
+
+
+def page_updates(plan: StepPlan) -> int:
+    """Page updates of a plan, in the pool that has the most."""
+    return max(len(plan.page_ids), 0 if plan.window is None else len(plan.window.ids))
+
+
 class DecodeGraphs:
     """The graphs of a rank, and the static tensors that they read and write."""
 
     def __init__(
-        self, target: CapturedForward, transfers: Transfers, sizes: Sequence[int], *, pads: bool
+        self,
+        target: CapturedForward,
+        transfers: Transfers,
+        sizes: Sequence[int],
+        *,
+        pads: bool,
+        samples: bool = True,
     ) -> None:
-        """`sizes`: all that may be captured; without `pads` a graph serves exactly its number of
-        sequences."""
+        """`sizes`: all that may be captured; without `pads` a graph serves exactly its number of sequences.
+        Without `samples` tokens are sampled outside of graphs."""
         self.target = target
         self.device = device = target.device
         self.graphs = target.graphs
@@ -108,10 +131,12 @@ class DecodeGraphs:
         self.transfers = transfers
         self.pads = pads
         # elsewhere all rows would pay for penalties in several launches
-        self.penalises = device.fused is not None
+        self.samples = samples
+        self.penalises = samples and device.fused is not None
         if self.penalises:
             slots.penalties.counts.reserve(slots.padding)
-        self.samplers = list(device.facts.captured_samplers)  # those that could be captured until now
+        # those that could be captured until now
+        self.samplers = list(device.facts.captured_samplers) if samples else []
         self.recorded: dict[int, Recorded] = {}
         self.ready: list[int] = []  # the sizes in it, rising
         self.largest = max(sizes)
@@ -122,23 +147,18 @@ class DecodeGraphs:
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def size_for(self, plan: StepPlan) -> int | None:
-        """The size whose forward graph computes this plan; None: it must be launched one by one."""
-        count = plan.num_decodes
-        if not self.ready or count == 0 or count != len(plan.slots) or plan.admits:
+    def size_for(self, plans: Sequence[StepPlan]) -> int | None:
+        """The size whose forward graph computes a step of these plans, one of each attention group; None: it
+        must be launched one by one."""
+        if not self.ready or not all(map(is_capturable, plans)):
             return None
-        if plan.states is not None and len(plan.states.slots):  # what is kept is copied behind the graph
-            return None
+        count = max(plan.num_decodes for plan in plans)
         at = bisect_left(self.ready, count)
         if at == len(self.ready):
             return None
         size = self.ready[at]
-        if size > self.most_rows(count) or not plan.samples.all():
-            return None
-        if plan.page_copies is not None and len(plan.page_copies.load_pages):
-            return None
-        updates = max(len(plan.page_ids), 0 if plan.window is None else len(plan.window.ids))
-        return size if updates <= size else None
+        is_fit = size <= self.most_rows(count) and all(page_updates(plan) <= size for plan in plans)
+        return size if is_fit else None
 
     def most_rows(self, count: int) -> int:
         """Rows of the largest graph that serves `count` sequences."""
@@ -174,14 +194,14 @@ class DecodeGraphs:
         """Tokens after the forward graph, int64 [rows], which the next step overwrites; slots move on. None:
         they must be sampled outside of graphs."""
         slots, recorded = self.slots, self.recorded[size]
-        if not slots.is_plain[plan.slots].all():
+        if not (self.samples and slots.needs.is_plain[plan.slots].all()):
             return None
         graph: Graph | None = recorded.greedy
-        if slots.is_penalised[plan.slots].any():
+        if slots.needs.is_penalised[plan.slots].any():
             # more are penalised than it knows
             graph = recorded.penalised if recorded.seen is slots.penalties.counts.generated else None
-        elif slots.is_random[plan.slots].any():
-            largest_k, has_top_p = slots.filters(plan.slots)
+        elif slots.needs.is_random[plan.slots].any():
+            largest_k, has_top_p = slots.needs.filters(plan.slots)
             graph = next(
                 (graph for (k, p), graph in recorded.samplers.items() if k >= largest_k and p >= has_top_p),
                 None,
@@ -197,14 +217,15 @@ class DecodeGraphs:
         """Graphs of one more size. One that cannot be captured leaves everything as it was; a sampler that
         cannot be is left outside from now on."""
         self.transfers.upload(self.blank(size).ravel(), self.packed[: self.width * size])
-        bodies: list[Callable[[int], None]] = [
-            self.forward_body,
-            partial(self.sample_body, None),
-            *([] if self.target.adapters is None else [partial(self.forward_body, is_adapted=True)]),
-        ]
-        captured, graphs = attempt(self.device, Capture(size), partial(self.record, bodies))
-        if graphs is None:
+        bodies: dict[str, Callable[[int], None]] = {"forward": self.forward_body}
+        if self.samples:
+            bodies["greedy"] = partial(self.sample_body, None)
+        if self.target.adapters is not None:
+            bodies["adapted"] = partial(self.forward_body, is_adapted=True)
+        captured, recorded = attempt(self.device, Capture(size), partial(self.record, list(bodies.values())))
+        if recorded is None:
             return captured
+        graphs = dict(zip(bodies, recorded, strict=True))
         samplers = {}
         for filters in self.samplers:
             more, sampler = attempt(
@@ -234,9 +255,9 @@ class DecodeGraphs:
                 num_bytes=captured.num_bytes + more.num_bytes,
             )
         self.recorded[size] = Recorded(
-            graphs[0],
-            graphs[2] if len(graphs) > 2 else None,
-            graphs[1],
+            graphs["forward"],
+            graphs.get("adapted"),
+            graphs.get("greedy"),
             penalised and penalised[0],
             self.slots.penalties.counts.generated,
             samplers,

@@ -7,6 +7,7 @@ in two micro-batches (two_batches.py) where each group's plan can be.
 """
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from runtime.messages.steps import GroupSteps, Samples, StepPlan
 from runtime.ranks.drafting.own_rows import own_rows
 from runtime.ranks.sample_rows import ALL
 from runtime.ranks.two_batches import can_cut_plan, num_first
+
+if TYPE_CHECKING:
+    from runtime.ranks.replays import Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class GroupRows:
     targets: tuple[int, ...]  # tokens of prompts whose log probabilities are wanted
     is_idle: tuple[bool, ...]  # the tokens are padding
     is_decode: bool  # every row of every group decodes
+    replay: "Replay | None" = None  # graphs that compute the step; None: it is launched kernel by kernel
 
     def first_on(self, device: Device) -> int:
         """Tokens of the first micro-batch of this rank's group; 0: there is one batch."""

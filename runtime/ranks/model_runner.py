@@ -21,7 +21,6 @@ from runtime.layers.upload import upload_int64
 from runtime.messages.steps import Failing, PageCopies, StepPlan, StepResult
 from runtime.models.base import CompiledLayer, Model, generative
 from runtime.models.config.pooling import Pooling
-from runtime.ranks.decode_graphs import DecodeGraphs
 from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.encoded_media import open_media, sees_whole_images
 from runtime.ranks.expert_counts import ExpertLoad
@@ -34,6 +33,7 @@ from runtime.ranks.open_graphs import open_graphs
 from runtime.ranks.pipeline import PipelineStage, with_drafts
 from runtime.ranks.prompt_logprobs import PromptRow
 from runtime.ranks.recurrent_states import RecurrentStates
+from runtime.ranks.replays import find_replay, launch_replay
 from runtime.ranks.sample_rows import SampleRows, sample_rows
 from runtime.ranks.sampled import Sampled
 from runtime.ranks.slots import Slots
@@ -140,16 +140,9 @@ class ModelRunner:
         self.slots.forced = {}
         page_loads = None if plan.page_copies is None else self.copy_pages(plan.page_copies)
         is_adapted = self.adapters is not None and self.adapters.begin_step(plan)
-        step = None if self.verifies is None else self.verifies.step_for(plan)
-        if self.verifies is not None and step is not None:
-            sampled = self.verifies.launch(step, plan, is_adapted=is_adapted)
-            self.sampled_step = plan.step
-            if self.load is not None:
-                self.load.ended(plan)
-            return self.report(plan, sampled, [], [], begin)
-        size = None if self.graphs is None else self.graphs.size_for(plan)
-        if self.graphs is not None and size is not None:
-            return self.launch_captured(self.graphs, size, plan, begin, is_adapted=is_adapted)
+        replay = find_replay(self, [plan], [self.slots.needs]) if groups is None else groups.replay
+        if replay is not None:
+            return launch_replay(self, replay, plan, begin, groups, is_adapted=is_adapted)
         self.slots.update(plan)
         if self.states is not None and plan.states is not None:
             self.states.load(plan.states)
@@ -186,27 +179,6 @@ class ModelRunner:
         if self.drafts is not None and plan.follows:
             self.drafts.follow(plan, starts, token_ids, forwarded, sampled)
         return self.report(plan, sampled, prompt, shown, begin)
-
-    def launch_captured(
-        self, graphs: DecodeGraphs, size: int, plan: StepPlan, begin: float, *, is_adapted: bool
-    ) -> Pending:
-        """A decode step whose forward, and if possible sampling, is replayed."""
-        before = None if self.drafts is None or not plan.follows else self.drafts.before(plan)
-        hidden = graphs.forward(size, plan, is_adapted=is_adapted)
-        if self.load is not None:
-            self.load.ended(plan)
-        shown = self.shown(plan, hidden)
-        tokens = graphs.sample(size, plan)
-        if tokens is None:
-            starts = self.slots.lengths.starts(plan.slots)
-            sampled = self.sample(plan, starts, sample_rows(plan, starts), Forwarded(hidden))
-        else:
-            self.slots.lengths.advanced_on_device(plan.slots)
-            self.sampled_step = plan.step
-            sampled = Sampled(tokens, None, None)
-        if self.drafts is not None and before is not None:
-            self.drafts.follow(plan, *before, Forwarded(hidden), sampled)
-        return self.report(plan, sampled, [], shown, begin)
 
     def sample(
         self,
@@ -382,12 +354,12 @@ class ModelRunner:
 
     def finish_page_copies(self, plan: StepPlan, begin: float) -> Pending:
         """The end of a plan without rows, which no forward has ordered among the ranks: the result says that
-        all of them are done."""
+        all of them are done that have these pages."""
         if self.copies is not None:
             self.copies.finish()
         if self.pipeline is not None:
             self.pipeline.relay()
-        summed = self.device.collectives.all_reduce(torch.zeros(1, device=self.device.torch_device))
+        summed = self.device.group_ranks.all_reduce(torch.zeros(1, device=self.device.torch_device))
         if not self.samples:
             return Unreported()
         return Launched(

@@ -17,8 +17,8 @@ def open_graphs(
 ) -> tuple[DecodeGraphs | None, VerifyGraphs | None, PiecewiseGraphs | None]:
     """Graphs of decode steps, of steps that verify drafts, and of what lies between the attentions of other
     steps, none of them captured yet. None where the device has no graphs, the setup no sizes, or the model
-    decodes nothing or attends to sounds; of verify steps also where the model or its draft model
-    has recurrent layers, or several heads draft in turn.
+    decodes nothing or attends to sounds; of verify steps also where the model or its draft model has recurrent
+    layers, several heads draft in turn, or attention groups share a language model head.
     """
     device, setup = runner.device, runner.graph_setup
     if device.graphs is None or not (runner.kv or runner.states) or not is_generative(runner.model):
@@ -43,8 +43,13 @@ def open_graphs(
             states=runner.states,
             shifts=runner.slots.grids.reserve() if getattr(runner.model, "has_token_grids", False) else None,
         )
-        decode_graphs = DecodeGraphs(forward, runner.transfers, setup.sizes, pads=setup.pads)
-        sizes = [] if setup.speculation is None else setup.speculation.captured_sizes(setup.sizes)
+        has_head = runner.logits.groups is None  # else it is shared with other attention groups
+        decode_graphs = DecodeGraphs(
+            forward, runner.transfers, setup.sizes, pads=setup.pads, samples=has_head
+        )
+        sizes = (
+            [] if not has_head or setup.speculation is None else setup.speculation.captured_sizes(setup.sizes)
+        )
         drafts = runner.drafts
         is_captured = drafts is None or not (drafts.network.num_remade or drafts.recurrent is not None)
         if setup.speculation is not None and sizes and runner.states is None and is_captured:

@@ -14,7 +14,7 @@ from runtime.devices.operands import LogitsOps
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.fused_ops import penalise
 from runtime.layers.sampling.grammar_masks import GrammarMasks
-from runtime.layers.sampling.penalties import LogitsPenalties, Penalises, has_penalties
+from runtime.layers.sampling.penalties import LogitsPenalties, Penalises
 from runtime.layers.sampling.processors import Processors
 from runtime.layers.sampling.sampler import Logprobs, clean, host_uniform, uniform
 from runtime.layers.sampling.thresholds import EXACT, Thresholds
@@ -23,6 +23,7 @@ from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.cross_cache import CrossCache
 from runtime.ranks.host_slots import HostSlots
 from runtime.ranks.sample_rows import SampleRows
+from runtime.ranks.sampling_needs import SamplingNeeds
 from runtime.ranks.slot_lengths import SlotLengths
 from runtime.ranks.token_grids import TokenGrids
 
@@ -61,14 +62,8 @@ class Slots:
         self.penalties = LogitsPenalties(vocab_size, torch_device, penalises)
         self.grammar_masks = grammar_masks or GrammarMasks(None, vocab_size)
         self.processors = processors or Processors([])
-        self.is_random = np.zeros(max_slots, dtype=bool)
-        self.top_k = np.zeros(max_slots, dtype=np.int64)
-        self.has_top_p = np.zeros(max_slots, dtype=bool)
+        self.needs = SamplingNeeds(max_slots, vocab_size)
         self.seeds = np.zeros(max_slots, dtype=np.int64)
-        # is_plain of each slot; the same on all ranks
-        self.is_plain = np.ones(max_slots, dtype=bool)
-        self.is_read = np.zeros(max_slots, dtype=bool)  # is_read of each slot
-        self.is_penalised = np.zeros(max_slots, dtype=bool)
         self.has_readers = False  # some slot is read or penalised, of those that were ever admitted to
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
@@ -103,13 +98,8 @@ class Slots:
             self.penalties.admit(admit)
             self.grammar_masks.admit(admit)
             self.processors.admit(admit)
-            self.is_random[admit.slot] = sampling.temperature > 0
-            self.top_k[admit.slot] = sampling.top_k if sampling.top_k < self.vocab_size else 0
-            self.has_top_p[admit.slot] = sampling.top_p < 1
+            self.needs.admit(admit)
             self.seeds[admit.slot] = sampling.seed
-            self.is_plain[admit.slot] = is_plain(admit)
-            self.is_read[admit.slot] = is_read(admit)
-            self.is_penalised[admit.slot] = has_penalties(sampling)
             self.logprob_ids.pop(admit.slot, None)
             self.second_at[admit.slot] = admit.second_at
             self.grids.admit(admit.slot, admit.grids)
@@ -117,7 +107,7 @@ class Slots:
             self.prompt_logprobs[admit.slot] = sampling.prompt_logprobs
             if sampling.logprob_ids:
                 self._admit_logprob_ids(admit.slot, sampling)
-        self.has_readers = bool(self.is_read.any() or self.is_penalised.any())
+        self.has_readers = bool(self.needs.is_read.any() or self.needs.is_penalised.any())
         slots, params = [admit.slot for admit in admits], [admit.sampling for admit in admits]
         self.lengths.admit(slots, [admit.length for admit in admits])
         index = int64_tensor(slots, self.torch_device)
@@ -166,7 +156,7 @@ class Slots:
         """
         slots, slot_list, lengths = rows.slots, rows.slots.tolist(), rows.lengths.tolist()
         if logits_ops.needs_finite or (
-            self.has_readers and (self.is_penalised[slots].any() or self.is_read[slots].any())
+            self.has_readers and (self.needs.is_penalised[slots].any() or self.needs.is_read[slots].any())
         ):
             clean(logits)
         contexts = (
@@ -182,14 +172,14 @@ class Slots:
         width = int(self.top_logprobs[slots].max()) if self.has_readers else -1
         if self.grammar_masks.slots:
             changed = self._mask(ops, changed, rows, is_own=width < 0 or changed is not logits)
-        if self.is_random[slots].any():
+        if self.needs.is_random[slots].any():
             numbers = upload(host_uniform(self.seeds[slots], rows.lengths), self.torch_device)
             if self.host is None:
                 slots_there = upload_int64(slots, self.torch_device)
-                inputs = self.sampling_inputs(slots_there, numbers, *self.filters(slots))
+                inputs = self.sampling_inputs(slots_there, numbers, *self.needs.filters(slots))
             else:
                 temperature, top_p, min_p, top_k = self.host.sampling(slots)
-                filters = self.filters(slots)
+                filters = self.needs.filters(slots)
                 inputs = SamplingInputs(temperature, top_p, top_k, min_p, numbers, *filters)
             tokens = logits_ops.choose(changed, inputs)
             if rows.drafts is not None and not self.thresholds.is_exact:
@@ -215,10 +205,6 @@ class Slots:
             ops.mask(logits, int64_tensor(places, self.torch_device), upload(bits, self.torch_device))
         return logits
 
-    def filters(self, slots: np.ndarray) -> tuple[int, bool]:
-        """The largest top_k of these slots, and whether one has top_p, as the host knows."""
-        return int(self.top_k[slots].max()), bool(self.has_top_p[slots].any())
-
     def random_numbers(self, slots: Tensor, lengths: Tensor) -> Tensor:
         """The numbers by which sequences of `lengths` tokens sample the next one, float64 [N]; `slots` and
         `lengths` are int64 [N] on the device."""
@@ -228,25 +214,7 @@ class Slots:
         self, slots: Tensor, numbers: Tensor, largest_k: int, has_top_p: bool
     ) -> SamplingInputs:
         """What Ops.sample needs for `slots`, int64 [N] on the device, and their random numbers. `largest_k`
-        and `has_top_p` are those of `filters`."""
+        and `has_top_p` are those of SamplingNeeds.filters."""
         temperature, top_p, min_p = self.floats.index_select(1, slots).unbind()
         top_k = self.ints[1].index_select(0, slots)
         return SamplingInputs(temperature, top_p, top_k, min_p, numbers, largest_k, has_top_p)
-
-
-def is_plain(admit: Admit) -> bool:
-    """Whether a sequence's tokens are sampled from logits as the model gives them but for penalties, without
-    log probabilities."""
-    return not (admit.grammar_constraint or is_read(admit))
-
-
-def is_read(admit: Admit) -> bool:
-    """Whether something other than a mask, penalties and the sampler reads or changes a sequence's logits."""
-    sampling = admit.sampling
-    return bool(
-        sampling.processor
-        or sampling.bias_ids
-        or sampling.token_bans
-        or sampling.top_logprobs >= 0
-        or (sampling.stop_ids and sampling.min_len > 0)
-    )

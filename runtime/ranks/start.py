@@ -193,7 +193,7 @@ def allocate_pages(
     full_bytes, window_bytes = token_bytes(model.attentions, dtypes.kv)
     if draft is not None:  # all of its layers have pages of the first pool
         full_bytes += sum(token_bytes(draft.network.attentions, dtypes.kv))
-        budget -= draft_state_bytes(device, draft, start, dtypes.activations, dtypes.states)
+        budget -= draft_state_bytes(draft, start, dtypes.activations, dtypes.states)
     windows = config.windows if start.encoding != "alone" else (0,)  # an encoder has no pages
     pools = count_pages(start, windows, budget, (full_bytes, window_bytes), state_bytes)
     sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages

@@ -2,6 +2,8 @@
 ranks/start.py makes what it is constructed with."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from runtime.ranks.group_rows import group_rows, padding_plan
 from runtime.ranks.launched import Unreported
 from runtime.ranks.memory_saver import drop_graphs
 from runtime.ranks.profiler import Recording
+from runtime.ranks.replays import GroupReplays, launch_idle
 from runtime.ranks.start import StartedRank
 
 NO_ROWS = np.empty(0, np.float32)
@@ -37,6 +40,12 @@ class TorchExecutor:
         self.expert_placer = ExpertPlacer(started.memory_saver)
         self.trace_folder = started.trace_folder
         self.recording: Recording | None = None
+        attention = self.runner.device.attention
+        self.group_replays = (
+            GroupReplays(self.runner, attention.layout.num_groups, attention.index)
+            if attention is not None and self.runner.device.has_groups
+            else None
+        )
 
     def launch(self, plan: StepPlan) -> Pending:
         """See Executor.launch. A step for which there is no memory is tried again when unused memory has been
@@ -61,18 +70,30 @@ class TorchExecutor:
     def launch_group(self, step: GroupSteps) -> Pending:
         """See Executor.launch_group."""
         runner = self.runner
-        assert runner.device.attention is not None, "a step of groups where there are none"
-        group, drafts = runner.device.attention.index, runner.drafts
+        assert self.group_replays is not None, "a step of groups where there are none"
+        group, drafts = self.group_replays.own, runner.drafts
         drafts_trees = drafts is not None and drafts.branches > 1
-        groups = group_rows(step, runner.device.overlap, drafts_trees=drafts_trees)
+        replay, pending = self.group_replays.find(step), cast(Pending, Unreported())
+        # a plan without rows copies pages: its group computes padding, if another one computes anything
+        computing = GroupSteps(
+            step.step, [None if plan is None or not len(plan.slots) else plan for plan in step.plans]
+        )
+        groups = replace(
+            group_rows(computing, runner.device.overlap, drafts_trees=drafts_trees), replay=replay
+        )
         plan = step.plans[group]
         with torch.inference_mode():
-            if plan is not None:
+            if computing.plans[group] is not None and plan is not None:
                 return runner.launch(plan, groups)
-            padding = runner.slots.padding
-            runner.slots.lengths.admit([padding], [0])
-            runner.launch(padding_plan(step.step, padding, groups.tokens[group]), groups)
-        return Unreported()
+            if plan is not None:
+                pending = runner.launch(plan)
+            if replay is not None:
+                launch_idle(runner, replay, step.step, groups)
+            elif any(plan is not None for plan in computing.plans):
+                padding = runner.slots.padding
+                runner.launch(padding_plan(step.step, padding, groups.tokens[group]), groups)
+                runner.slots.lengths.admit([padding], [0])  # as graphs find it
+        return pending
 
     def encode(self, command: Encode) -> None:
         """See Executor.encode."""

@@ -18,7 +18,7 @@ penalties; and all steps of models with recurrent layers.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,10 +32,11 @@ from runtime.messages.ranks import Capture, Captured
 from runtime.messages.speculation import Speculation
 from runtime.messages.steps import OWN_DRAFT, Samples, StepPlan
 from runtime.ranks.captured_forward import CapturedForward
-from runtime.ranks.decode_graphs import attempt
+from runtime.ranks.decode_graphs import attempt, page_updates
 from runtime.ranks.drafting.draft_graphs import DraftGraphs, Filters, RecordedDrafts
 from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.sampled import Sampled
+from runtime.ranks.sampling_needs import SamplingNeeds
 from runtime.ranks.transfers import Transfers
 
 ALL = int(Samples.ALL)
@@ -63,13 +64,29 @@ class Sampling:
     drafts: RecordedDrafts | None  # None: no draft model
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedStep:
-    """How a plan is replayed."""
+def is_capturable(plan: StepPlan, *, is_own: bool) -> bool:
+    """Whether all rows decode, or verify chains of drafts that a draft model makes if `is_own`, else that the
+    scheduler gives."""
+    num, drafts = plan.num_decodes, plan.token_ids == OWN_DRAFT
+    return (
+        0 < len(plan.slots) == num + plan.num_verifies
+        and bool(plan.follows and drafts.all() if is_own else not drafts.any())
+        and not plan.admits
+        and plan.draft_parents is None
+        and plan.shown is None
+        and bool((plan.samples[num:] == ALL).all() and plan.samples[:num].all())
+        and (plan.page_copies is None or not len(plan.page_copies.load_pages))
+    )
 
-    shape: Shape
-    filters: Filters
-    is_own: bool  # the draft model makes the drafts
+
+def samplers_for(samplers: Iterable[Filters], slots: np.ndarray, needs: SamplingNeeds) -> list[Filters]:
+    """Those that do what the rows of `slots` ask for, the one that costs least first."""
+    if not needs.is_plain[slots].all() or needs.is_penalised[slots].any():
+        return []
+    if not needs.is_random[slots].any():
+        return [GREEDY]
+    k, p = needs.filters(slots)
+    return [each for each in samplers if each is not None and each[0] >= k and each[1] >= p]
 
 
 class VerifyGraphs:
@@ -110,44 +127,26 @@ class VerifyGraphs:
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def step_for(self, plan: StepPlan) -> CapturedStep | None:
-        """How this plan is replayed; None: it is launched kernel by kernel, or as a decode step."""
-        count = len(plan.slots)
-        if not self.sizes or not count or not self._is_capturable(plan):
+    def shape_of(self, plans: Sequence[StepPlan], needs: Sequence[SamplingNeeds]) -> Shape | None:
+        """The shape in which a step of these plans, one of each attention group, is replayed, with what the
+        slots of each group ask for; None: it is launched kernel by kernel, or as a decode step."""
+        has_drafts = self.drafts is not None or any(plan.num_verifies for plan in plans)
+        if not self.sizes or not has_drafts:
             return None
-        drafts = plan.token_ids == OWN_DRAFT
-        is_own = self.drafts is not None
-        if (is_own and not (plan.follows and drafts.all())) or (not is_own and drafts.any()):
+        if not all(is_capturable(plan, is_own=self.drafts is not None) for plan in plans):
             return None
-        slots = self.slots
-        if not slots.is_plain[plan.slots].all() or slots.is_penalised[plan.slots].any():
-            return None
-        shape = self.shape_for(count, int(plan.counts.max()), int(plan.counts.sum()))
-        updates = max(len(plan.page_ids), 0 if plan.window is None else len(plan.window.ids))
-        if shape is None or updates > shape[0] * shape[1]:
-            return None
-        filters: list[Filters] = [GREEDY]
-        if slots.is_random[plan.slots].any():
-            k, p = slots.filters(plan.slots)
-            filters = [
-                each
-                for each in self.recorded[shape].samplers
-                if each is not None and each[0] >= k and each[1] >= p
-            ]
-        return CapturedStep(shape, filters[0], is_own) if filters else None
-
-    def _is_capturable(self, plan: StepPlan) -> bool:
-        """Whether all rows decode, or verify chains of drafts."""
-        num = plan.num_decodes
-        return (
-            num + plan.num_verifies == len(plan.slots)
-            and not plan.admits
-            and plan.draft_parents is None
-            and plan.shown is None
-            and (plan.num_verifies > 0 or self.drafts is not None)
-            and bool((plan.samples[num:] == ALL).all() and plan.samples[:num].all())
-            and (plan.page_copies is None or not len(plan.page_copies.load_pages))
+        shape = self.shape_for(
+            max(len(plan.slots) for plan in plans),
+            max(int(plan.counts.max()) for plan in plans),
+            max(int(plan.counts.sum()) for plan in plans),
         )
+        if shape is None or any(page_updates(plan) > shape[0] * shape[1] for plan in plans):
+            return None
+        samplers = self.recorded[shape].samplers
+        has_samplers = (
+            samplers_for(samplers, plan.slots, own) for plan, own in zip(plans, needs, strict=True)
+        )
+        return shape if all(has_samplers) else None
 
     def shape_for(self, count: int, width: int, num_tokens: int) -> Shape | None:
         """The least shape for `count` rows of up to `width` tokens each, `num_tokens` in all."""
@@ -164,24 +163,27 @@ class VerifyGraphs:
             most = self.num_tokens if is_free else max(2 * num_tokens, FEW)
         return (size, min(widths)) if size * min(widths) <= most else None
 
-    def launch(self, step: CapturedStep, plan: StepPlan, *, is_adapted: bool) -> Sampled:
-        """Computes and samples a step; slots move on. Tokens and counts are overwritten by the next step."""
-        (size, width), count = step.shape, len(plan.slots)
+    def launch(self, shape: Shape, plan: StepPlan, *, is_adapted: bool) -> Sampled:
+        """Computes and samples a step in a shape that `shape_of` has found; slots move on. Tokens and counts
+        are overwritten by the next step."""
+        (size, width), count = shape, len(plan.slots)
+        recorded = self.recorded[shape]
+        filters = samplers_for(recorded.samplers, plan.slots, self.slots.needs)[0]
         num_drafts = plan.counts.astype(np.int64) - 1
         columns = np.arange(width)
         is_real = columns <= num_drafts[:, None]
-        packed = self.blank(step.shape)
+        packed = self.blank(shape)
         slots, drafts = (packed[i].reshape(size, width)[:count] for i in range(2))
         slots[is_real] = np.repeat(plan.slots, plan.counts)
-        if not step.is_own:
+        if self.drafts is None:
             drafts[is_real & (columns > 0)] = plan.token_ids
         self._pack_updates(packed, plan)
         inputs = self.packed[: packed.size]
         self.transfers.upload(packed.ravel(), inputs)
-        graphs, recorded = self.target.graphs, self.recorded[step.shape]
+        graphs = self.target.graphs
         graphs.replay(recorded.pages, ())
         if self.drafts is not None:
-            tokens = self.drafts.propose(size, step.filters, plan.slots, num_drafts)
+            tokens = self.drafts.propose(size, filters, plan.slots, num_drafts)
             on_device = inputs.view(self.height, size, width)[1]
             on_device[:count, 1:] = tokens[:, : width - 1]
         lengths: np.ndarray | tuple[()] = ()
@@ -193,10 +195,18 @@ class VerifyGraphs:
         graph = recorded.adapted if is_adapted else recorded.forward
         assert graph is not None, "a step with adapters where there are none"
         graphs.replay(graph, lengths)
-        graphs.replay(recorded.samplers[step.filters], ())
+        graphs.replay(recorded.samplers[filters], ())
         num = self.num_accepted[:count].clone()
         self.slots.lengths.accepted_on_device(plan.slots, self.transfers.fetch([num]))
         return Sampled(self.tokens[: count * width], None, None, num, width=width)
+
+    def launch_idle(self, shape: Shape) -> None:
+        """Computes a step of padding, for layers that this rank's attention group shares with others."""
+        packed = self.blank(shape)
+        self.transfers.upload(packed.ravel(), self.packed[: packed.size])
+        graphs = self.target.graphs
+        lengths = np.ones(shape[0] * shape[1], np.int32) if graphs.reads_lengths else ()
+        graphs.replay(self.recorded[shape].forward, lengths)
 
     def _pack_updates(self, packed: np.ndarray, plan: StepPlan) -> None:
         """Puts the plan's page updates in packed inputs."""

@@ -271,6 +271,15 @@ NORMS = [
         [("differ", lambda: {"1": randn(1, 64)}), ("not the end", lambda: {"2": randn(65)})],
     ),
     Case(
+        "npu::npu_add_rms_norm_cast",
+        lambda: ([randn(3, 64), randn(3, 64), randn(64)], {}),
+        [
+            ("differ", lambda: {"1": randn(1, 64)}),
+            ("not the end", lambda: {"2": randn(65)}),
+            ("gamma is", lambda: {"2": randn(64).float()}),
+        ],
+    ),
+    Case(
         "npu::npu_gemma_rms_norm",
         lambda: ([randn(3, 64), randn(64)], {}),
         [("not the end", lambda: {"1": randn(32)})],

@@ -8,7 +8,7 @@ import torch
 from runtime.devices.ascend import attention, mla
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
-from tests.ascend.emulate.table import Refused
+from tests.ascend.emulate.table import Limits, Refused
 from tests.devices.conformance import Bench
 
 pytestmark = pytest.mark.ascend
@@ -26,6 +26,66 @@ PAGE, HEADS, KV_HEADS, DIM = 128, 4, 2, 128
 )
 def test_rows_of_each_call(sizes: list[int], limit: int, runs: list[tuple[int, int]]) -> None:
     assert attention.runs_within(sizes, limit) == [slice(*run) for run in runs]
+
+
+@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize(
+    ("dtype", "kv_heads", "dim", "layouts"),
+    [
+        (torch.bfloat16, 2, 128, ["TND"]),
+        (torch.bfloat16, 4, 64, ["TND"]),
+        (torch.float16, 4, 128, ["TND"]),
+        (torch.float16, 2, 128, ["BSND"] * 3),
+        (torch.bfloat16, 2, 64, ["BSND"] * 3),
+        (torch.bfloat16, 4, 192, ["BSND"] * 3),
+    ],
+    ids=str,
+)
+def test_layout_of_prompts(
+    dtype: torch.dtype,
+    kv_heads: int,
+    dim: int,
+    layouts: list[str],
+    window: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One call where heads and dtype are documented for it, else one for each row; within the documented
+    limits, and with torch's numbers."""
+    monkeypatch.setattr(Limits, "strict", True)
+    bench, calls = Bench("npu", dtype), []
+    torch.manual_seed(0)
+    k, v = (bench.randn(8 * PAGE, kv_heads, dim) for _ in range(2))
+    table = torch.tensor([[0, 1], [2, 3], [4, 5]], dtype=torch.int32).npu().unsqueeze(0)
+    counts, starts = np.array([40, 2, 9], np.int32), np.array([3, 150, 0], np.int32)
+    rows = AttentionRows(0, np.arange(3, dtype=np.int32), starts, counts)
+    q, scores = bench.randn(51, HEADS, dim), Scores(dim**-0.5, window)
+    plan = bench.ops.plan_attention(rows, table, PAGE, (window,))
+    call = attention.torch_npu.npu_fused_infer_attention_score
+
+    def listed(*args: object, **named: object) -> object:
+        calls.append(named["input_layout"])
+        return call(*args, **named)
+
+    monkeypatch.setattr(attention.torch_npu, "npu_fused_infer_attention_score", listed)
+    found = bench.ops.attention(q, k, v, plan, scores)
+    assert calls == layouts
+    begin = 0
+    for count, start, pages in zip(counts.tolist(), starts.tolist(), table[0].tolist(), strict=True):
+        places = torch.tensor([page * PAGE + i for page in pages for i in range(PAGE)][: start + count])
+        keys, values = k.cpu()[places].double(), v.cpu()[places].double()
+        at = torch.arange(start, start + count).unsqueeze(1)
+        seen = torch.arange(start + count) <= at
+        if window:
+            seen &= torch.arange(start + count) > at - window
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            q.cpu()[begin : begin + count].double().transpose(0, 1),
+            keys.transpose(0, 1),
+            values.transpose(0, 1),
+            attn_mask=seen,
+            enable_gqa=True,
+        )
+        bench.near(found[begin : begin + count], expected.transpose(0, 1))
+        begin += count
 
 
 @pytest.mark.parametrize("window", [0, 300])

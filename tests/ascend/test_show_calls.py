@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from bench.ascend_operators import LAUNCHES
+
 pytestmark = pytest.mark.ascend
 
 QWEN3_32B = {
@@ -69,6 +71,7 @@ QWEN3_MOE = {  # 235B
     "norm_topk_prob": True,
 }
 ONE_LAYER = {"first_k_dense_replace": 0, "num_hidden_layers": 1}
+SPREAD = ("--tp-size", "16", "--ep-size", "16")
 INT8 = ("--quantization", "w8a8_int8")
 INDEXER = {
     "architectures": ["DeepseekV32ForCausalLM"],
@@ -120,13 +123,15 @@ def test_a_model_that_would_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "options", "launches"),
     [
-        (QWEN3_32B, ("--tp-size", "16"), 15),
-        (QWEN3_32B | QWEN3_MOE, ("--tp-size", "16", "--ep-size", "16"), 22),
-        (DEEPSEEK_V3 | ONE_LAYER, ("--tp-size", "16", "--ep-size", "16"), 28),
-        (DEEPSEEK_V3 | ONE_LAYER, (*INT8, "--tp-size", "16", "--ep-size", "16"), 33),
-        (DEEPSEEK_V3 | ONE_LAYER | INDEXER, ("--tp-size", "16", "--ep-size", "16"), 39),
+        (QWEN3_32B, ("--tp-size", "16"), LAUNCHES["heads", "dense", False]),
+        (QWEN3_32B, (*INT8, "--tp-size", "16"), LAUNCHES["heads", "dense", True]),
+        (QWEN3_32B | QWEN3_MOE, SPREAD, LAUNCHES["heads", "experts", False]),
+        (DEEPSEEK_V3 | ONE_LAYER, SPREAD, LAUNCHES["latents", "experts", False]),
+        (DEEPSEEK_V3 | ONE_LAYER, (*INT8, *SPREAD), LAUNCHES["latents", "experts", True]),
+        (DEEPSEEK_V3 | ONE_LAYER | INDEXER, SPREAD, LAUNCHES["sparse latents", "experts", False]),
+        (DEEPSEEK_V3 | ONE_LAYER, ("--npu-mla-prolog", *SPREAD), 20),
     ],
-    ids=["dense", "experts", "latents and experts", "W8A8", "sparse latents and experts"],
+    ids=["dense", "W8A8", "experts", "latents", "latents, W8A8", "sparse latents", "fused latents"],
 )
 def test_launches_of_a_layer(
     config: dict[str, Any],

@@ -76,11 +76,15 @@ ON_DEVICES = [  # marks of a module whose tests compare every device
 
 
 def fused(ops: Any) -> FusedOps:
+    if type(ops).__name__ == "AscendOps":
+        from runtime.devices.ascend.fused import AscendFusedOps
+
+        return AscendFusedOps(ops)
     if type(ops).__name__ != "CudaOps":
         return UnfusedOps(ops)
     from runtime.devices.cuda.fused import CudaFusedOps
 
-    return CudaFusedOps()
+    return CudaFusedOps(ops)
 
 
 class Bench:

@@ -224,7 +224,10 @@ def _draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 class TapedExperts(CpuExperts):
     """Every expert over every token: nothing depends on what was chosen but the numbers."""
 
-    def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: Any) -> Tensor:
+    def apply(
+        self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: Any, first: int | None = None
+    ) -> Tensor:
+        expert_ids = expert_ids - (first or 0)
         out = torch.zeros(x.shape)
         for expert, (gate_up, down) in enumerate(packed):
             share = (weights * (expert_ids == expert)).sum(1, keepdim=True)
@@ -246,7 +249,12 @@ class TapedDevice:
 
     def open(self, start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         device, ops = open_device(start, rank, dtype), TapedOps(dtype)
-        ranks = TapedRanks(device.collectives, self.tapes)
+        ranks, attention = TapedRanks(device.collectives, self.tapes), device.attention
+        if attention is not None:
+            names = ("heads", "parts", "group", "peers")
+            attention = replace(
+                attention, **{name: TapedRanks(getattr(attention, name), self.tapes) for name in names}
+            )
         experts = TapedExperts(ops)
         return replace(
             device,
@@ -259,6 +267,7 @@ class TapedDevice:
             recurrent=None,
             logits_ops=None,
             collectives=ranks,
+            attention=attention,
             all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         )
 

@@ -58,6 +58,7 @@ OPTIONS: dict[str, Any] = {
             {"moe_a2a_backend": "deepep", "deepep_mode": "normal", "moe_dense_tp_size": 1},
         ),
         ("qwen3", {}, {"enable_two_batch_overlap": True, "tensor_parallel_size": 4}),
+        ("llama", {}, {"enable_hierarchical_cache": True, "hicache_ratio": 3.0, "max_total_tokens": 160}),
         (
             "qwen3_moe",
             {"num_hidden_layers": 4, "mlp_only_layers": [0]},

@@ -71,6 +71,26 @@ async def test_tokens(
             assert counts(engine).pages == 128 // 16 and not counts(engine).failures
 
 
+GROUPS = {
+    "tensor_parallel_size": 2,
+    "data_parallel_size": 2,
+    "enable_dp_attention": True,
+    "load_balance_method": "round_robin",
+}
+
+
+async def test_attention_groups(checkpoint: Checkpoint, reference: Generate, options: dict[str, Any]) -> None:
+    """Each group offers and fetches its own pages, of prompts that the other one knows nothing of."""
+    async with server("prefill", checkpoint("llama"), **options | GROUPS) as prefill:
+        async with server("decode", checkpoint("llama"), **options | GROUPS) as (engine, decode):
+            for room, prompt in enumerate((PROMPT, PROMPT[::-1]), 1):
+                expected = reference("llama", prompt, COUNT)
+                assert await both(prefill, decode, prompt, room) == (expected, FULL)
+            received = [replica.pages.received for replica in engine._core.replicas if replica.pages]
+            assert [each.pages for each in received] == [FULL // 16] * 2
+            assert not any(each.failures for each in received)
+
+
 async def test_small_pages(checkpoint: Checkpoint, options: dict[str, Any]) -> None:
     small = options | {"kv_cache_dtype": "fp8_e4m3"}
     async with server("prefill", checkpoint("llama"), **small) as prefill:

@@ -43,12 +43,21 @@ async def tokens(engine: Engine, prompt: list[int], count: int, **params: Any) -
     return answer.token_ids
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"tensor_parallel_size": 1, "pipeline_parallel_size": 2},
+        {"data_parallel_size": 2, "enable_dp_attention": True, "load_balance_method": "round_robin"},
+    ],
+    ids=["one stage", "two stages", "attention groups"],
+)
 async def test_tokens_are_those_of_transformers(
-    checkpoint: Callable[[str], Path], reference: Callable[[str, list[int], int], list[int]], stages: int
+    checkpoint: Callable[[str], Path],
+    reference: Callable[[str, list[int], int], list[int]],
+    sizes: dict[str, Any],
 ) -> None:
-    """One stage over two nodes, and a stage on each."""
-    sizes = {"tensor_parallel_size": 2 // stages, "pipeline_parallel_size": stages}
+    """One stage over two nodes, and a stage or an attention group on each."""
     options = options_of(**CPU, **sizes, model_path=str(checkpoint("llama")), chunked_prefill_size=16)
     async with two_nodes(options) as (engine, _):
         found: dict[int, list[int]] = {}

@@ -52,11 +52,11 @@ def machine(cores: int) -> MachineFacts:
         (memory.page_size(CPU), 16, "kernels of cpu"),
         (schedule.random_seed(machine(1)), 7, "drawn"),
         (parallel.num_ranks(4, 2), 8, "one process"),
-        (graphs.cuda_graph_max_bs(CPU, 64, False, False, "triton", 1, False), 0, "captures no graphs"),
-        (graphs.cuda_graph_max_bs(CPU, 64, True, True, "triton", 1, False), 0, "--disable-cuda-graph"),
-        (graphs.cuda_graph_max_bs(CPU, 64, False, False, "triton", 2, False), 0, "between its stages"),
+        (graphs.cuda_graph_max_bs(CPU, 64, False, False, "triton", 1), 0, "captures no graphs"),
+        (graphs.cuda_graph_max_bs(CPU, 64, True, True, "triton", 1), 0, "--disable-cuda-graph"),
+        (graphs.cuda_graph_max_bs(CPU, 64, False, False, "triton", 2), 0, "between its stages"),
         (
-            graphs.cuda_graph_max_bs(CPU, 64, False, True, "triton", 1, False),
+            graphs.cuda_graph_max_bs(CPU, 64, False, True, "triton", 1),
             0,
             "--deepep-mode normal counts tokens on the host",
         ),
@@ -85,9 +85,7 @@ def test_values_and_reasons(derived: Derived, value: object, reason: str) -> Non
 def test_sizes_of_graphs(graph_max: int, running: int, sizes: tuple[int, ...]) -> None:
     device = structs.replace(CPU, graph_max_running=graph_max)
     assert (
-        graphs.cuda_graph_bs(
-            graphs.cuda_graph_max_bs(device, running, False, False, "triton", 1, False).value
-        ).value
+        graphs.cuda_graph_bs(graphs.cuda_graph_max_bs(device, running, False, False, "triton", 1).value).value
         == sizes
     )
 

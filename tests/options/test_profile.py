@@ -1,6 +1,7 @@
 """Profiles: what they set is in force with its reason, what they leave for later is not here yet, and
 everything wins over them."""
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -14,8 +15,8 @@ from runtime.options.facts import DEVICES, MachineFacts
 from runtime.options.parse import from_argv
 from runtime.options.plan import Plan
 from runtime.options.profile import names, read_profile
+from runtime.options.profile_docs import markdown
 from runtime.options.resolve import plan_for, resolve
-from runtime.options.rules.tables import NEEDS
 from runtime.options.table import by_name
 
 MACHINE = MachineFacts(cores=8, memory_bytes=2**36, entropy=1)
@@ -27,27 +28,103 @@ def plan(words: str, device: DeviceFacts, machine: MachineFacts = MACHINE) -> Pl
     return resolve(from_argv(words.split()), read_config(folder), device, machine)
 
 
+# of each model of a profile, what decides whether options go with it
+LATENT: dict[str, object] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 3,
+    "vocab_size": 129280,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 163840,
+    "torch_dtype": "bfloat16",
+}
+SPARSE = LATENT | {
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "model_type": "deepseek_v32",
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+}
+HEADS: dict[str, object] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "head_dim": 128,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 94,
+    "vocab_size": 151936,
+    "moe_intermediate_size": 1536,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 40960,
+    "torch_dtype": "bfloat16",
+}
+MODELS = (("deepseek-r1", LATENT), ("deepseek-v3.2", SPARSE), ("qwen3", HEADS))
+# what `when_given` waits for
+GIVEN = {
+    "speculative_draft_model_path": "/head",
+    "dist_init_addr": "10.0.0.1:2000",
+    "disaggregation_key_file": "/key",
+}
+
+
 @pytest.mark.parametrize("name", names())
-def test_what_a_profile_sets_works_and_what_it_leaves_is_not_here(name: str) -> None:
+def test_what_a_profile_sets_works_and_what_it_leaves_is_not_here(name: str, tmp_path: Path) -> None:
     profile = read_profile(name)
     assert profile.about and profile.source and profile.options
-    for option, line in profile.options.items():
-        row = by_name()[option]
-        assert row.acts, f"{name}: {row.flag} is {row.status}: move it to `later`"
-        assert line.why
-    for option, line in profile.later.items():
-        row = by_name()[option]
-        needed = [name for prefix, names in NEEDS if option.startswith(prefix) for name in names]
-        is_later = line.value in row.later or any(name in profile.later for name in needed)
-        # decode steps of attention groups are in no graph yet, and these profiles live on graphs
-        of_groups = option in ("enable_dp_attention", "data_parallel_size", "load_balance_method")
-        is_attention = of_groups and "enable_dp_attention" in profile.later
-        is_addressed = option == "nnodes"  # nodes need an address, which no profile knows
-        works = row.acts and not any((is_later, is_attention, is_addressed))
-        assert not works, f"{name}: {row.flag} works now: move it to `options`"
-        assert msgspec.convert(line.value, row.convert, strict=False) == line.value or isinstance(
-            line.value, list
+    groups = (profile.options, *profile.when_given.values(), profile.later)
+    for option, line in (item for lines in groups for item in lines.items()):
+        assert line.why and by_name()[option].acts, f"{name}: {option} does not work"
+        assert msgspec.convert(line.value, by_name()[option].convert, strict=False) == line.value or (
+            isinstance(line.value, list)
         )
+    if not name.startswith("ascend"):
+        assert not profile.later and not profile.when_given
+        return
+    assert profile.when_given.keys() <= GIVEN.keys()
+    config = next(config for model, config in MODELS if model in name)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = read_config(str(tmp_path))
+    words = ["--profile", name]
+    assert resolve(from_argv(words), model, NPU, MACHINE).why["tensor_parallel_size"].source.endswith(name)
+    given = [word for option in profile.when_given for word in (by_name()[option].flag, GIVEN[option])]
+    found = resolve(from_argv([*words, *given]), model, NPU, MACHINE)
+    for option in (option for lines in profile.when_given.values() for option in lines):
+        assert found.why[option].source == f"profile {name}"
+    for option, line in profile.later.items():
+        with pytest.raises(OptionsError):
+            resolve(from_argv([*words, *given, by_name()[option].flag, str(line.value)]), model, NPU, MACHINE)
+
+
+def test_what_waits_for_an_option_that_no_profile_knows() -> None:
+    parsed = from_argv("--profile ascend-a3-qwen3-32b".split())
+    assert any("goes on with --speculative-draft-model-path" in notice for notice in parsed.notices)
+    assert parsed.options.speculation.speculative_algorithm is None
+    parsed = from_argv("--profile ascend-a3-qwen3-32b --speculative-draft-model-path /head".split())
+    assert parsed.options.speculation.speculative_algorithm == "EAGLE3" and not parsed.notices
+    flags = "--speculative-num-steps 1 --speculative-num-draft-tokens 2"
+    parsed = from_argv(f"--profile ascend-a3-qwen3-32b --speculative-draft-model-path /head {flags}".split())
+    assert parsed.options.speculation.speculative_num_steps == 1, "flags win"
 
 
 def test_a_profile_sets_values_with_their_reasons() -> None:
@@ -131,3 +208,8 @@ def test_options_of_one_device_are_refused_on_others() -> None:
         match="--hccl-buffer-mb does nothing on --device cpu; leave it out, or take --device npu",
     ):
         plan("--hccl-buffer-mb 1600", DEVICES["cpu"])
+
+
+def test_the_page_of_profiles_is_fresh() -> None:
+    page = Path(__file__).parents[2] / "docs" / "profiles.md"
+    assert page.read_text() == markdown(), "python -m runtime.options.profile_docs > docs/profiles.md"

@@ -299,8 +299,9 @@ def test_places_of_accepted_tokens(folder: Path) -> None:
     places, counts = sample_rows(plan, np.array([4, 19])).accepted(np.array([2]))
     assert places.tolist() == [0, 1, 2] and counts.tolist() == [1, 2]
     graphs = planner.executor.runner.verifies  # type: ignore[attr-defined]
+    shape = graphs.shape_of([plan], [graphs.slots.needs])
     with torch.inference_mode():
-        sampled = graphs.launch(graphs.step_for(plan), plan, is_adapted=False)
+        sampled = graphs.launch(shape, plan, is_adapted=False)
     places, counts = sampled.accepted(np.array([1, 2]))
     assert sampled.width == 3 and places.tolist() == [0, 3, 4] and counts.tolist() == [1, 2]
 

@@ -6,8 +6,8 @@ form of each call:
     decode rows   one token each. BSND with a query length of 1: the operator's incremental branch, made for
                   decoding, for every dtype and head size. It has no sparse mode, so a sliding window is a
                   mask over the few pages that the window touches.
-    extend rows   several tokens each. TND, all rows in one call, where the operator is documented for head
-                  size and dtype (HEAD_DIMS, DTYPES); else BSND, a call for each row. Sparse mode 3 (causal,
+    extend rows   several tokens each. TND, all rows in one call, where the operator is documented for heads
+                  and dtype (`takes_tnd`); else BSND, a call for each row. Sparse mode 3 (causal,
                   aligned at the lower right) or 4 (a band). The operator refuses a call whose rows have more
                   pages together than the cache, so rows that share a long prefix may need several calls.
 
@@ -32,11 +32,18 @@ from runtime.layers.upload import upload, upload_int64
 TRIANGLE = 2048
 CAUSAL, BAND = 3, 4  # sparse modes
 LENGTHS = "actual_seq_lengths_kv"  # the operator's argument for the lengths of keys
-HEAD_DIMS = (128, 192)  # head sizes that TND is documented for
-DTYPES = (
-    torch.bfloat16,
-    torch.float32,
-)  # dtypes that TND is documented for; float32 where the operator takes it at all
+# Pages in TND, as op-plugin's document of the operator's second form has it for A2 and A3: heads of 128 in
+# bfloat16, and where each query head has a key head of its own, heads of 64 or 128 in bfloat16 and float16.
+# float32 goes where bfloat16 goes, where the operator takes it at all.
+GROUPED_DIMS, OWN_DIMS = (128,), (64, 128)
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+def takes_tnd(dtype: torch.dtype, dim: int, num_heads: int, num_kv_heads: int) -> bool:
+    """Whether the operator takes pages of such heads in TND. `dim`: size of a head."""
+    if num_heads == num_kv_heads:
+        return dim in OWN_DIMS
+    return dim in GROUPED_DIMS and dtype in DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +229,7 @@ def _attend_extends(
         else {"sparse_mode": CAUSAL}
     )
     parts, begin = [], 0
-    if q.shape[2] in HEAD_DIMS and q.dtype in DTYPES:
+    if takes_tnd(q.dtype, q.shape[2], q.shape[1], caches[0].shape[2] // q.shape[2]):
         page_size = caches[0].shape[1]
         pages = [-(-length // page_size) for length in rows.lengths]
         for of_call in runs_within(pages, len(caches[0])):

@@ -1,5 +1,8 @@
 """Ascend NPUs through torch_npu and CANN: `--device npu`."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -23,6 +26,7 @@ from runtime.models.config.model_config import ModelConfig, read_config
 if TYPE_CHECKING:
     from runtime.devices.ascend.collectives import HcclCollectives
     from runtime.devices.ascend.moe import AscendExperts
+    from runtime.devices.ascend.ops import AscendOps
 
 INSTALL = "install torch and torch_npu of one version, and the CANN toolkit, and source its set_env.sh"
 
@@ -75,7 +79,6 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     from runtime.devices.ascend.memory import AscendMemory
     from runtime.devices.ascend.mla_prolog import Prologs
     from runtime.devices.ascend.moe import AscendExperts
-    from runtime.devices.ascend.ops import AscendOps
     from runtime.devices.ascend.sparse_latents import AscendSparseLatents
 
     if start.num_threads is not None:
@@ -86,15 +89,8 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     hccl, links = open_ranks(start, rank, torch_device)
     ranks: Collectives = SingleRank() if hccl is None else hccl
     config = model_config(start)
-    is_sparse = config is not None and config.mla is not None and config.mla.indexer is not None
-    ops = AscendOps(
-        dtype,
-        start.page_size,
-        torch_device,
-        is_nz=options.nz_cache,
-        is_sparse=is_sparse,
-        sampling=options.sampling_backend,
-    )
+    ops_of = partial(make_ops, dtype, start.page_size, torch_device, options)
+    ops = ops_of(config)
     check_model(start, config, ops, torch_device, rank % start.tp_size)
     experts = AscendExperts(dtype, num_groups=start.ep_size)
     return Device(
@@ -104,7 +100,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         experts,
         AscendMemory(start.ranks_on_machine),
         ranks,
-        AscendGraphs(ops.triangle, is_sparse=is_sparse),
+        AscendGraphs(ops.triangle, is_sparse=ops.is_sparse),
         ep_size=start.ep_size,
         all_to_all=open_exchange(start, config, options.exchange_buffer_mb, hccl, experts),
         fused=AscendFusedOps(ops),
@@ -126,7 +122,53 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         replicates_dense=start.replicates_dense,
         scatters_inputs=start.scatters_inputs,
         overlap=start.overlap,
+        for_drafts=partial(device_of_drafts, ops_of=ops_of, is_sparse=ops.is_sparse),
     )
+
+
+def make_ops(
+    dtype: torch.dtype,
+    page_size: int,
+    torch_device: torch.device,
+    options: AscendOptions,
+    config: ModelConfig | None,
+) -> "AscendOps":
+    """Ops for the weights of one model, or of none."""
+    from runtime.devices.ascend.ops import AscendOps
+
+    return AscendOps(
+        dtype,
+        page_size,
+        torch_device,
+        is_nz=options.nz_cache and config is not None and config.mla is not None,
+        is_sparse=has_indexer(config),
+        sampling=options.sampling_backend,
+    )
+
+
+def has_indexer(config: ModelConfig | None) -> bool:
+    """Whether tokens attend to those that an indexer chooses."""
+    return config is not None and config.mla is not None and config.mla.indexer is not None
+
+
+def device_of_drafts(
+    device: Device, config: ModelConfig, *, ops_of: "Callable[[ModelConfig], AscendOps]", is_sparse: bool
+) -> Device:
+    """The device of a draft model's layers, whose attention may be of another kind than the target's, which
+    `is_sparse` or not: Ops plan it by the weights that they have packed. Raises StartError for attention to
+    all tokens behind attention to chosen ones, or the reverse: captured passes are planned as the target's
+    steps are."""
+    from runtime.devices.ascend.fused import AscendFusedOps
+    from runtime.devices.ascend.sparse_latents import AscendSparseLatents
+
+    if is_sparse != has_indexer(config):
+        raise StartError(
+            "on --device npu a draft model attends to tokens that an indexer chooses if the model does so, "
+            "and only then; take NEXTN or NGRAM as --speculative-algorithm"
+        )
+    ops = ops_of(config)
+    sparse = AscendSparseLatents(ops)
+    return replace(device, ops=ops, fused=AscendFusedOps(ops), sparse_latents=sparse, for_drafts=None)
 
 
 def read_soc() -> Soc | None:

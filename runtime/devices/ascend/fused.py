@@ -1,11 +1,13 @@
 """What lies between the projection of queries, keys and values and attention, in few launches on Ascend."""
 
+import torch
 import torch_npu
 from torch import Tensor
 
 from runtime.devices.ascend.ops import AscendOps
 from runtime.layers.fused_ops import UnfusedOps
 
+HALVES = (torch.float16, torch.bfloat16)
 ROTATED_TOGETHER = (64, 128)  # head sizes of npu_apply_rotary_pos_emb, as documented for A2 and A3
 
 
@@ -17,6 +19,15 @@ class AscendFusedOps(UnfusedOps):
     """
 
     ops: AscendOps
+
+    def add_rms_norm_wide(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See FusedOps.add_rms_norm_wide."""
+        if x.dtype not in HALVES or weight.dtype != x.dtype:  # as the operator is documented
+            return super().add_rms_norm_wide(x, residual, weight, eps)
+        wide, normed, _, total = torch_npu.npu_add_rms_norm_cast(x, residual, weight, eps)
+        return normed, wide, total
 
     def prepare_heads(
         self,

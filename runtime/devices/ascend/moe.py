@@ -111,14 +111,20 @@ class AscendExperts:
         return found
 
     def apply(
-        self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: DenseExperts | QuantizedExperts
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        packed: DenseExperts | QuantizedExperts,
+        first: int | None = None,
     ) -> Tensor:
         """The experts' weighted sum for each token [T, hidden]; see Experts.apply."""
         count = len(packed)
-        num_ids, ids = count, expert_ids
-        if self.num_groups > 1:  # ids below 0 become some behind all experts, which get no rows
-            num_ids = 2 * count * self.num_groups
+        num_ids, ids = count * self.num_groups, expert_ids
+        if first is None and self.num_groups > 1:  # ids below 0 become some behind all experts: no rows
+            num_ids *= 2
             ids = ids.remainder(num_ids)
+        begin = first or 0
         inputs, scales = packed.quantize(x)
         rows, row_idx, counts, scales = torch_npu.npu_moe_init_routing_v2(
             inputs,
@@ -127,7 +133,7 @@ class AscendExperts:
             expert_num=num_ids,
             expert_tokens_num_type=1,
             expert_tokens_num_flag=True,
-            active_expert_range=[0, count],
+            active_expert_range=[begin, begin + count],
             quant_mode=-1,
             row_idx_type=0,
         )

@@ -212,9 +212,15 @@ class CpuExperts:
         return stack_experts(self.ops.threads, [gate_up[i] for i in order], [down[i] for i in order])
 
     def apply(
-        self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: list[ExpertWeights] | ExpertStack
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        packed: list[ExpertWeights] | ExpertStack,
+        first: int | None = None,
     ) -> Tensor:
         """See Experts.apply."""
+        expert_ids = expert_ids - first if first else expert_ids
         if isinstance(packed, ExpertStack):
             assert self.call is not None, "packed experts without kernels"
             return self.call.apply(x, expert_ids, weights, packed)

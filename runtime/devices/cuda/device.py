@@ -124,7 +124,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         ep_size=start.ep_size,
         all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         lora_ops=adapters,
-        fused=CudaFusedOps(),
+        fused=CudaFusedOps(ops),
         state_steps=TritonStateSteps() if start.recurrent_backend == "triton" else None,
         streams=torch.cuda,
         compiler=open_compiler(options, torch_device, start.ranks_on_machine),

@@ -5,10 +5,11 @@ from torch import Tensor
 from runtime.devices.cuda.kernels.logits import apply_penalties
 from runtime.devices.cuda.kernels.rotary import prepare_heads
 from runtime.devices.operands import Seen
+from runtime.layers.fused_ops import UnfusedOps
 
 
-class CudaFusedOps:
-    """FusedOps (devices/operands.py) in Triton."""
+class CudaFusedOps(UnfusedOps):
+    """FusedOps (devices/operands.py) in Triton, where several launches would take longer."""
 
     def prepare_heads(
         self,

@@ -48,14 +48,16 @@ class CudaExperts:
         found: ExpertWeights = rearranged_tensors(packed, added, order)
         return found
 
-    def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: ExpertWeights) -> Tensor:
+    def apply(
+        self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: ExpertWeights, first: int | None = None
+    ) -> Tensor:
         """The experts' weighted sum for each token [T, hidden]; see Experts.apply. Sums are float32 in the
         order of the token's expert ids, so they do not depend on the batch."""
         gate_up, down = packed
         num_slots, num_experts = expert_ids.numel(), len(gate_up.weight)
         if num_slots == 0:
             return torch.zeros_like(x)
-        ids = expert_ids.contiguous()
+        ids = (expert_ids - first if first else expert_ids).contiguous()
         size = 0 if num_slots <= SINGLE_SLOTS else rows_of(-(-num_slots // num_experts), self.gpu)
         tiles = moe_align_block_size(ids, num_experts, size)
         inner = grouped_gemm(x, gate_up, tiles, ids, ids.shape[1], self.gpu, is_gated=True)

@@ -88,11 +88,12 @@ class Router(Layer):
         self.packed = self.ops.pack_linear(wide) if self.ops.packs_rows else wide
         self.weight = None
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [T, hidden] -> expert ids, int64 or int32 [T, k], and their weights, float32 [T, k]."""
+    def forward(self, x: Tensor, wide: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x [T, hidden] -> expert ids, int64 or int32 [T, k], and their weights, float32 [T, k]. `wide`: x as
+        float32; None: it is made of x."""
         assert self.packed is not None
         bias = None if self.e_score_correction_bias is None else self.e_score_correction_bias.tensor
-        wide = x.float()
+        wide = x.float() if wide is None else wide
         logits = (
             linear(wide, self.packed)
             if isinstance(self.packed, Tensor)
@@ -172,12 +173,13 @@ class SparseFeedForward(Layer):
         self.experts = []  # so that packing can free the weights that it replaces
         self.packed = self.expert_weights.pack()
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch, wide: Tensor | None = None) -> Tensor:
         """x and the result are [T, hidden], or with expert all-to-all this rank's shard [P, hidden]. Without
         it x has all tokens, and where ranks have shards between attentions the result is this rank's. With
-        attention groups x has the tokens of all groups, and the result is a partial sum."""
+        attention groups x has the tokens of all groups, and the result is a partial sum. `wide`: x as
+        float32; None: it is made of x."""
         shared = self.begin_shared(x)
-        ids, weights = self.gate.forward(x)
+        ids, weights = self.gate.forward(x, wide)
         if self.gate.routing.scales_inputs:
             x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
         if self.sequence_parallel is not None and self.device.all_to_all is not None:
@@ -190,9 +192,7 @@ class SparseFeedForward(Layer):
         self.count(ids, batch.is_real)
         if self.table is not None:
             ids = self.table.places(ids)
-        if self.local.start:
-            ids = ids - self.local.start
-        out = self.device.experts.apply(x, ids, weights, self.packed)
+        out = self.device.experts.apply(x, ids, weights, self.packed, self.local.start)
         out = add_shared(out, shared)
         return sum_of_ranks(self.device, out)
 

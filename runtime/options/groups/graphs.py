@@ -97,17 +97,12 @@ def cuda_graph_max_bs(
     counts_on_host: bool,
     decode_backend: str,
     num_stages: int,
-    has_groups: bool,
 ) -> Derived:
     """Most sequences of a captured decode step; 0: no graphs."""
     if disable_cuda_graph:
         return Derived(0, "--disable-cuda-graph")
     if num_stages > 1:
         return Derived(0, "steps of a pipeline are launched one by one, with exchange between its stages")
-    if has_groups:
-        return Derived(
-            0, "steps of --enable-dp-attention are launched one by one, for groups bring any tokens"
-        )
     if counts_on_host:
         return Derived(0, "--deepep-mode normal counts tokens on the host, which no graph can hold")
     if device.graph_max_running == 0:

@@ -105,8 +105,7 @@ class Parallel(Group, frozen=True, kw_only=True):
             "Divide the ranks into --data-parallel-size groups that have requests of their own and share all "
             "but attention.",
             note="docs/parallelism.md; over NCCL and HCCL it has not been tried",
-            missing="captured steps, adapters, the host tier, and models other than plain decoders and those "
-            "of DeepSeek",
+            missing="adapters, and models other than plain decoders and those of DeepSeek",
         ),
     ] = False
     enable_dp_lm_head: A[

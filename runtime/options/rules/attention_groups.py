@@ -8,12 +8,13 @@ from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
 # (option, its value when off, why groups do not have it)
 NOT_WITH_GROUPS = (
     ("enable_lora", False, "layers that all groups share would need the adapters of the tokens of each"),
-    ("enable_hierarchical_cache", False, "pages of a group would move without a step of the others"),
     ("enable_memory_saver", False, "the pages of all groups would have to be given up at once"),
     ("enable_piecewise_cuda_graph", False, "graphs hold no exchange between groups"),
     ("cpu_offload_gb", 0, "it has not been tried"),
     ("offload_group_size", 0, "it has not been tried"),
 )
+# what moves pages of groups, and its value when off: not in pipelines
+NOT_IN_PIPELINES = (("enable_hierarchical_cache", False), ("disaggregation_mode", "null"))
 
 
 def groups_have_what_they_can(options: Values) -> str | None:
@@ -23,6 +24,13 @@ def groups_have_what_they_can(options: Values) -> str | None:
     for name, off, reason in NOT_WITH_GROUPS:
         if options[name] not in (off, "auto", None, -1):
             return f"--enable-dp-attention does not go with {flag(name)}: {reason}; leave one out"
+    if options["pipeline_parallel_size"] not in (1, "auto", None):
+        for name, off in NOT_IN_PIPELINES:
+            if options[name] not in (off, None):
+                return (
+                    f"--enable-dp-attention with --pipeline-parallel-size does not go with {flag(name)}: pages of "
+                    "groups have been moved within one stage only; leave one out"
+                )
     return None
 
 

@@ -36,11 +36,6 @@ def graphs_have_a_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> 
             f"{' and '.join(given)}: the exchange between stages of --pipeline-parallel-size is in no graph; "
             "leave one out"
         )
-    if plan.parallel.enable_dp_attention:
-        return (
-            f"{' and '.join(given)}: steps of the groups of --enable-dp-attention are in no graph; leave one "
-            "out"
-        )
     if plan.experts.uses_all_to_all and plan.experts.deepep_mode == "normal":
         return (
             f"{' and '.join(given)}: no graph can hold the exchange of --deepep-mode normal; take auto or "

@@ -58,6 +58,8 @@ def nodes_have_what_they_can(options: Values) -> str | None:
             else None
         )
     for name, off, reason in NOT_ON_NODES:
+        if name == "data_parallel_size" and options["enable_dp_attention"]:
+            continue  # groups are of the ranks of one model
         if options[name] not in (off, "auto"):
             return f"--nnodes above 1 does not go with {flag(name)}: {reason}; leave one out"
     return None

@@ -185,11 +185,11 @@ class DraftRunner:
         if self.logits_ops.needs_finite:
             clean(logits)
         inputs = None
-        if self.slots.is_random[slots].any():
+        if self.slots.needs.is_random[slots].any():
             inputs = self.slots.sampling_inputs(
                 upload_int64(slots, torch_device),
                 upload(host_uniform(self.slots.seeds[slots], lengths), torch_device),
-                *self.slots.filters(slots),
+                *self.slots.needs.filters(slots),
             )
         return collectives.broadcast(self.logits_ops.choose(logits, inputs))
 

@@ -38,6 +38,7 @@ class LoadedDraft:
 
     network: Network
     num_bytes: int
+    device: Device  # of its layers
     recurrent: Recurrent | None = None  # its recurrent layers; None: it has none
 
 
@@ -54,7 +55,7 @@ class DraftLoader:
         schemes: tuple[str, ...] = SCHEMES,
     ) -> None:
         """`config`: of the target; `schemes`: those that the device computes. Raises ModelError for a draft
-        model that does not go with the target, or that the device does not compute."""
+        model that does not go with the target, or that the device does not compute; StartError likewise."""
         self.device = draft_device(device)
         self.target = config
         self.speculation = speculation
@@ -62,6 +63,8 @@ class DraftLoader:
         self.schemes = schemes
         self.start = _draft_start(start, speculation)
         self.config = read_draft_config(speculation, start.model_path, config, schemes)
+        if self.device.for_drafts is not None:
+            self.device = self.device.for_drafts(self.device, self.config.model)
         if (quantization := self.config.model.quantization) is not None:
             require_supported(quantization.schemes, schemes, device.facts.name)
 
@@ -75,7 +78,7 @@ class DraftLoader:
         if not heads:
             loaded = WeightsLoader(self.device, self.start, model, self.dtype, self.schemes).load(progress)
             network: Network = OwnModel(self.device, generative(loaded.model), model.windows)
-            return LoadedDraft(network, loaded.num_bytes, model.recurrent)
+            return LoadedDraft(network, loaded.num_bytes, self.device, model.recurrent)
         if not isinstance(target, Llama) or type(target).piecewise not in KNOWN_FORWARDS:
             raise ModelError(
                 f"--speculative-algorithm {self.speculation.algorithm} does not know the hidden states of "
@@ -89,10 +92,11 @@ class DraftLoader:
         loader = WeightsLoader(self.device, self.start, model, self.dtype, self.schemes, make)
         loaded = loader.load(progress)
         if isinstance(loaded.model, NextTokenHeads):
-            return LoadedDraft(HeadsInTurn(loaded.model.heads), loaded.num_bytes)
+            return LoadedDraft(HeadsInTurn(loaded.model.heads), loaded.num_bytes, self.device)
         assert isinstance(loaded.model, DraftHead), "it was made here"
         self._check_output(loaded.model, target)
-        return LoadedDraft(HeadNetwork(loaded.model, self._token_ids(loaded.model, target)), loaded.num_bytes)
+        network = HeadNetwork(loaded.model, self._token_ids(loaded.model, target))
+        return LoadedDraft(network, loaded.num_bytes, self.device)
 
     def _check_output(self, head: DraftHead, target: Llama) -> None:
         """A pass of one attention group cannot end in a head that all groups share. Raises ModelError."""

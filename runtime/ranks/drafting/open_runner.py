@@ -8,7 +8,7 @@ from runtime.layers.sampling.logits_ops import logits_ops_of
 from runtime.messages.ranks import StartRank
 from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.drafting.draft_states import DraftStates
-from runtime.ranks.drafting.open_drafts import LoadedDraft, draft_device
+from runtime.ranks.drafting.open_drafts import LoadedDraft
 from runtime.ranks.slots import Slots
 
 
@@ -28,18 +28,20 @@ def open_drafts(
     states = None
     if draft.recurrent is not None:
         num_slots = slots.padding + 1
-        states = DraftStates(draft_device(device), draft.recurrent, dtype, state_dtype, num_slots)
+        states = DraftStates(draft.device, draft.recurrent, dtype, state_dtype, num_slots)
     ops, speculation = logits_ops_of(device), start.speculation
-    return DraftRunner(device, draft.network, slots, kv, start.page_size, speculation, dtype, ops, states)
+    return DraftRunner(
+        draft.device, draft.network, slots, kv, start.page_size, speculation, dtype, ops, states
+    )
 
 
 def draft_state_bytes(
-    device: Device, draft: LoadedDraft, start: StartRank, dtype: torch.dtype, state_dtype: torch.dtype
+    draft: LoadedDraft, start: StartRank, dtype: torch.dtype, state_dtype: torch.dtype
 ) -> int:
     """Bytes that the states of a draft model take on this rank."""
     if draft.recurrent is None:
         return 0
-    ranks = draft_device(device).collectives.size
+    ranks = draft.device.collectives.size
     return DraftStates.num_bytes(
         draft.recurrent, ranks, dtype.itemsize, state_dtype.itemsize, start.max_slots + 1
     )

@@ -53,6 +53,20 @@ def add_rms_norm(
     return y, rstd, total
 
 
+@operator("npu::npu_add_rms_norm_cast")
+def add_rms_norm_cast(
+    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """npu_add_rms_norm, its result as float32 as well (CANN: float of the rounded result)."""
+    need(x1.shape == x2.shape and x1.dtype == x2.dtype, "x1 and x2 differ in shape or dtype")
+    need_half(x1=x1)
+    check_gamma(x1, gamma)
+    need(gamma.dtype == x1.dtype, f"gamma is {gamma.dtype}, x1 {x1.dtype}")
+    total = x1 + x2
+    y, rstd = normed(total, gamma, epsilon)
+    return y.float(), y, rstd, total
+
+
 @operator("npu::npu_swiglu")
 def swiglu(x: Tensor, dim: int = -1) -> Tensor:
     """npu_swiglu."""

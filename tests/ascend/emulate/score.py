@@ -218,10 +218,15 @@ def check_ends(score: Score, size: int) -> None:
         rising(ends) and ends[-1] <= score.query.shape[0],
         f"TND: query ends {ends} rise, within {score.query.shape[0]}",
     )
-    # [v2]; [v1] knows 192 only and no pages, but [vllm-ascend] sends 128 with pages through both
+    # [v2]; [v1] knows 192 only and no pages, but [vllm-ascend] sends 128 with pages through both. [v2] of
+    # op-plugin takes heads of 64, and float16, where each query head has a key head; pages only up to 128
     if score.query_rope is None:
-        need_strictly(score.query.dtype != torch.float16, "TND: bfloat16 only [v2]")
-        need_strictly(size in (128, 192), f"TND: head size {size}, not 128 or 192 [v2]")
+        has_own = score.num_heads == (score.num_key_value_heads or score.num_heads)
+        sizes = (128,) if score.block_table is not None else (128, 192)
+        need_strictly(has_own or score.query.dtype != torch.float16, "TND, grouped: bfloat16 only [v2]")
+        need_strictly(
+            size in (sizes if not has_own else (64, *sizes)), f"TND: head size {size}, not of {sizes} [v2]"
+        )
         need(size % 16 == 0, f"head size {size} is no multiple of 16 [v1]")
 
 

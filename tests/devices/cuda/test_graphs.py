@@ -92,7 +92,7 @@ class Captured(TorchExecutor):
                 facts=facts,
                 ops=CudaOps(dtype, INTERPRETER),
                 experts=CudaExperts(INTERPRETER),
-                fused=CudaFusedOps(),
+                fused=CudaFusedOps(CudaOps(dtype, INTERPRETER)),
                 lora_ops=adapters,
                 graphs=self.tapes,
                 programs=None,

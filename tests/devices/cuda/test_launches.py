@@ -85,7 +85,12 @@ class Watched(TorchExecutor):
 def watched(folder: Path) -> Planner:
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         device = open_device(start, rank, dtype)
-        return replace(device, ops=CudaOps(dtype, INTERPRETER), fused=CudaFusedOps(), programs=None)
+        return replace(
+            device,
+            ops=CudaOps(dtype, INTERPRETER),
+            fused=CudaFusedOps(CudaOps(dtype, INTERPRETER)),
+            programs=None,
+        )
 
     message = start_rank(folder, max_len=64, max_total_tokens=256)
     rank = Watched(start_torch_rank(0, message, without_progress, opened, FACTS))

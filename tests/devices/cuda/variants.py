@@ -139,7 +139,7 @@ def start_on_cpu(message: StartRank) -> TorchExecutor:
             memory=Measured(**vars(device.memory)),
             ops=CudaOps(dtype, H200),
             experts=CudaExperts(H200),
-            fused=CudaFusedOps(),
+            fused=CudaFusedOps(CudaOps(dtype, H200)),
             programs=None,
             logits_ops=None,
             row_quantizer=None,

@@ -102,10 +102,20 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
             {name: off},
         )
         for name, value, off in (
-            ("enable_hierarchical_cache", True, False),
             ("enable_memory_saver", True, False),
             ("cpu_offload_gb", 1, 0),
         )
+    ),
+    (
+        {
+            "enable_dp_attention": True,
+            "data_parallel_size": 2,
+            "tensor_parallel_size": 2,
+            "pipeline_parallel_size": 2,
+            "enable_hierarchical_cache": True,
+        },
+        "does not go with --enable-hierarchical-cache: pages of groups have been moved within one stage only",
+        {"enable_hierarchical_cache": False},
     ),
     (
         {"moe_dense_tp_size": 2, "tensor_parallel_size": 4},
