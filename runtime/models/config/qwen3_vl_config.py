@@ -9,7 +9,7 @@ from runtime.errors import ModelError
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import MomentMarks, contradiction
+from runtime.models.config.encoder_parts import MomentMarks
 from runtime.models.config.qwen_vl_config import QwenVlEncoder, check_output, checked
 
 
@@ -39,16 +39,9 @@ class HfQwen3Vl(Struct, frozen=True):
     vision_end_token_id: int = 151653
 
 
-class HfVision35(HfVision3, frozen=True):
-    """vision_config of Qwen3.5, with the defaults of transformers."""
-
-    deepstack_visual_indexes: tuple[int, ...] = ()
-
-
 class HfQwen35(HfQwen3Vl, frozen=True):
     """What Qwen3.5's config.json says of images, with the defaults of transformers."""
 
-    vision_config: HfVision35 = HfVision35()
     image_token_id: int = 248056
     video_token_id: int = 248057
     vision_start_token_id: int = 248053
@@ -82,21 +75,18 @@ class Qwen3VlEncoder(QwenVlEncoder, frozen=True, kw_only=True):
 
 def read_qwen3_vl(raw: bytes, hidden_size: int) -> Qwen3VlEncoder:
     """Qwen3-VL. Raises ModelError."""
-    return _encoder(decode(raw, HfQwen3Vl, "config.json"), hidden_size)
+    hf = decode(raw, HfQwen3Vl, "config.json")
+    return _encoder(hf, hidden_size, hf.vision_config.deepstack_visual_indexes)
 
 
 def read_qwen35(raw: bytes, hidden_size: int) -> Qwen3VlEncoder:
     """Qwen3.5, whose text model is given the embeddings alone. Raises ModelError."""
-    hf = decode(raw, HfQwen35, "config.json")
-    if hf.vision_config.deepstack_visual_indexes:
-        raise contradiction("vision_config.deepstack_visual_indexes names layers in a model of Qwen3.5")
-    return _encoder(hf, hidden_size)
+    return _encoder(decode(raw, HfQwen35, "config.json"), hidden_size, ())
 
 
-def _encoder(hf: HfQwen3Vl, hidden_size: int) -> Qwen3VlEncoder:
+def _encoder(hf: HfQwen3Vl, hidden_size: int, taken: tuple[int, ...]) -> Qwen3VlEncoder:
     vision = hf.vision_config
     check_output("out_hidden_size", vision.out_hidden_size, hidden_size)
-    taken = vision.deepstack_visual_indexes
     if len(set(taken)) < len(taken) or any(not 0 <= layer < vision.depth for layer in taken):
         raise ModelError(
             f"config.json: vision_config.deepstack_visual_indexes {list(taken)} must be different layers of "
