@@ -6,7 +6,16 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from runtime.devices.base import Device
-from runtime.layers.weight import Layer, SourceTensor, Weight, replicated_shard
+from runtime.layers.weight import Layer, PackedModules, SourceTensor, Weight, replicated_shard
+
+# modules of checkpoints -> the layer below that has them, and the part of it
+REPLICATED_MODULES: PackedModules = {
+    "q_proj": ("qkv_proj", "q"),
+    "k_proj": ("qkv_proj", "k"),
+    "v_proj": ("qkv_proj", "v"),
+    "gate_proj": ("gate_up_proj", "gate"),
+    "up_proj": ("gate_up_proj", "up"),
+}
 
 
 def replicated_weight(device: Device, dtype: torch.dtype, *shape: int) -> Weight:
