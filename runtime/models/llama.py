@@ -28,6 +28,7 @@ from runtime.models.config.block import Placement
 from runtime.models.config.media_config import sees_whole_images
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import decoder_family
+from runtime.models.config.wrappers import TEXT_NAMES
 from runtime.models.fused_tensors import Fused, equal_parts
 from runtime.models.self_attention import SelfAttention, reduction_of
 from runtime.models.vision.open_encoder import MediaEncoder, open_encoder
@@ -222,7 +223,8 @@ class Llama(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         family = decoder_family(config.architecture)
-        self.renames, self.transposed_modules = family.renames, family.transposed
+        self.renames = (*TEXT_NAMES.get(config.wrapper, ()), *family.renames)
+        self.transposed_modules = family.transposed
         self.fused_modules = fused_modules(config)
         if not config.is_gated:
             self.packed_modules = self.packed_modules | PLAIN_MODULES

@@ -15,6 +15,7 @@ import torch
 from runtime.devices.progress import Gauge, Progress, without_progress
 from runtime.errors import ModelError
 from runtime.layers.moe.expert_weights import ExpertWeights
+from runtime.layers.parallel.replicated import REPLICATED_MODULES
 from runtime.layers.quantization.ggml_weight import GgmlWeight
 from runtime.layers.weight import (
     DirectReader,
@@ -46,6 +47,7 @@ from runtime.models.transposed_tensors import untransposed
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # in front of the names of a model's layers; removed in this order
 PREFIXES = ("model.", "language_model.", "model.", "bert.", "roberta.", "distilbert.")
+ENCODER = "media_encoder."  # in front of the names of an encoder's layers, which are those of no decoder
 LEAVES = {  # other names of the same
     "weight_scale_inv": "weight_scale",
     "activation_scale": "input_scale",
@@ -151,6 +153,8 @@ def target_name(tensor_name: str, packed_modules: PackedModules, renames: Rename
         tensor_name = tensor_name.removeprefix(prefix)
     for old, new in renames:
         tensor_name = tensor_name.replace(old, new)
+    if tensor_name.startswith(ENCODER):
+        packed_modules = REPLICATED_MODULES
     path, dot, below = tensor_name.partition(".weight.")  # bitsandbytes: weight.quant_state.bitsandbytes__nf4
     tensor_name = f"{path}.weight_{below.replace('.', '_')}" if dot else tensor_name
     path, _, leaf = tensor_name.rpartition(".")

@@ -38,6 +38,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
     replaced: tuple[int, int] | tuple[()] = ()
     # tokens that would be one in a text, where they are neighbours at an end of `token_ids`, and that one
     joined: Mapping[tuple[int, int], int] = NOTHING
+    # parts of the file that are encoded apart, whose tokens follow those of this one
+    parts: "tuple[Prepared, ...]" = ()
 
 
 class MediaProcessor(Protocol):
@@ -83,13 +85,22 @@ class MediaPrompts:
     ) -> tuple[list[int], tuple[MediaInput, ...]]:
         """The prompt with the tokens of its files, and these as the ranks take them. Thread-safe. Raises
         InvalidRequest."""
-        num_images = sum(one.kind is MediaKind.IMAGE for one in media)
-        prepared = [self._processor.prepare(structs.replace(one, num_images=num_images)) for one in media]
+        prepared = [self._processor.prepare(one) for one in counted(media)]
         if self.is_attended:
             return prompt_ids, (attended(prompt_ids, prepared),)
         if self.pools:  # the file is all that there is
             prompt_ids = [self._processor.placeholder_ids[one.kind] for one in prepared]
         return expand(prompt_ids, self._processor.placeholder_ids, prepared)
+
+
+def counted(media: Sequence[Media]) -> list[Media]:
+    """The files of a prompt, with their number and place among its images."""
+    num_images = sum(one.kind is MediaKind.IMAGE for one in media)
+    found: list[Media] = []
+    for one in media:
+        before = sum(other.kind is MediaKind.IMAGE for other in found)
+        found.append(structs.replace(one, num_images=num_images, image_index=before))
+    return found
 
 
 def attended(prompt_ids: list[int], prepared: Sequence[Prepared]) -> MediaInput:
@@ -165,22 +176,24 @@ def expand(
         begin, end = replaced(prompt_ids, place, one)
         append(ids, prompt_ids[copied:begin], joined)
         joined = one.joined
-        start = append(ids, one.token_ids, joined)
-        inputs.append(
-            MediaInput(
-                kind=one.kind,
-                digest=one.digest,
-                start=start,
-                positions=one.positions,
-                values=one.values,
-                grid=one.grid,
-                token_grids=one.token_grids,
-                frame_step=one.frame_step,
-            )
-        )
+        inputs += [as_input(part, append(ids, part.token_ids, joined)) for part in (one, *one.parts)]
         copied = end
     append(ids, prompt_ids[copied:], joined)
     return ids, tuple(inputs)
+
+
+def as_input(one: Prepared, start: int) -> MediaInput:
+    """A file, or a part of it, whose first token is number `start` of the prompt, as the ranks take it."""
+    return MediaInput(
+        kind=one.kind,
+        digest=one.digest,
+        start=start,
+        positions=one.positions,
+        values=one.values,
+        grid=one.grid,
+        token_grids=one.token_grids,
+        frame_step=one.frame_step,
+    )
 
 
 def append(ids: list[int], more: list[int], joined: Mapping[tuple[int, int], int]) -> int:

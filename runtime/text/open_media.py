@@ -19,6 +19,7 @@ from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.row_image_config import read_marks, read_row_images
 from runtime.models.config.tile_image_config import read_tile_images
 from runtime.models.config.whisper_config import WhisperEncoder, read_whisper_generation
+from runtime.text.marker_tokens import marker_id
 from runtime.text.media_prompts import MediaProcessor
 from runtime.text.sound_processor import SoundProcessor, WholeSoundProcessor
 from runtime.text.vocabulary import Vocabulary
@@ -39,6 +40,7 @@ def open_processor(
     # Pillow is imported for models that take images only
     try:
         from runtime.text.gemma_image_processor import GemmaImageProcessor, read_gemma_images
+        from runtime.text.image_openers import open_images
         from runtime.text.image_processor import ClipImageProcessor
         from runtime.text.onevision_processor import OneVisionProcessor, read_tiles
         from runtime.text.patch_image_processor import PatchImageProcessor
@@ -64,7 +66,9 @@ def open_processor(
                 marker_id(vocabulary, vocabulary.files.special_tokens.get(name, default))
                 for name, default in (("start_image_token", "<img>"), ("end_image_token", "</img>"))
             ]
-            return TileImageProcessor(encoder, read_tile_images(folder, encoder), (marks[0], marks[1]))
+            return TileImageProcessor(
+                encoder, read_tile_images(folder, encoder.image_size), (marks[0], marks[1])
+            )
         case PixtralEncoder():
             texts = read_marks(folder)
             break_id, end_id = (
@@ -75,6 +79,8 @@ def open_processor(
             images = read_patch_images(folder, encoder)
             videos = read_patch_videos(folder, encoder, images)
             return PatchImageProcessor(encoder, images, videos, encode)
+        case _:
+            return open_images(folder, encoder, vocabulary)
 
 
 def open_transcription(folder: Path, processor: MediaProcessor | None) -> TranscriptionFacts | None:
@@ -89,14 +95,3 @@ def open_transcription(folder: Path, processor: MediaProcessor | None) -> Transc
         suppressed=tuple([id for id in generation.suppress_tokens or () if id >= 0]),
         has_languages=generation.is_multilingual,
     )
-
-
-def marker_id(vocabulary: Vocabulary, text: str) -> int:
-    """The id of a token that stands among those of an image. Raises ModelError where there is none."""
-    id = vocabulary.token_id(text)
-    if id is None:
-        raise ModelError(
-            f"the tokenizer has no token {text}, which stands among the tokens of an image; restore "
-            "tokenizer.json from the model's source, or set --enable-multimodal false to serve text alone"
-        )
-    return id

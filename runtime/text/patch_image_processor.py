@@ -106,9 +106,13 @@ def image_patches(image: np.ndarray, size: tuple[int, int], config: PatchImageCo
     height, width = size
     if image.shape[:2] != size:
         image = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling(config.resample)))
-    pixels = normalized(image.transpose(2, 0, 1), config)
-    patch, merge = config.patch_size, config.merge_size
-    rows, columns = height // patch, width // patch
+    return square_patches(normalized(image.transpose(2, 0, 1), config), config.patch_size, config.merge_size)
+
+
+def square_patches(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
+    """float32 [3, height, width] -> patches [patches, 3, patch, patch], those of a square of `merge` rows and
+    columns side by side."""
+    rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
     squares = pixels.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch)
     return np.ascontiguousarray(squares.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, 3, patch, patch))
 

@@ -1,4 +1,5 @@
-"""Images and videos of Qwen3-VL, dense and with experts, against transformers: greedy tokens in float32."""
+"""Images and videos of Qwen3-VL and Qwen3.5, dense and with experts, against transformers: greedy tokens in
+float32."""
 
 import base64
 import io
@@ -60,6 +61,8 @@ def qwen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         ("dense", {"page_size": 1, "speculative_algorithm": "NGRAM"}),
         ("moe", {"chunked_prefill_size": 12}),
         ("moe", {"tensor_parallel_size": 2, "moe_a2a_backend": "deepep"}),
+        ("3.5", {"tensor_parallel_size": 2, "mm_enable_dp_encoder": True, "chunked_prefill_size": 12}),
+        ("3.5 moe", {"pipeline_parallel_size": 2, "chunked_prefill_size": 20}),
     ],
     indirect=["qwen"],
     ids=str,

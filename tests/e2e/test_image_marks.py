@@ -26,15 +26,18 @@ PROMPTS: dict[str, tuple[list[int], list[np.ndarray]]] = {
 FAMILIES: dict[str, Family] = {
     "pixtral": Rows(1),
     "mistral small 3.1": Rows(2),
+    "ministral 3": Rows(2, "ministral3"),
+    "mistral small 4": Rows(2, "mistral4"),
     "internvl": Tiles(),
     "internvl, norms of all kinds": Tiles(
         use_qk_norm=True, norm_type="rms_norm", use_mean_pooling=False, attention_bias=True
     ),
 }
+TOWERS = [family for family in FAMILIES if family not in ("ministral 3", "mistral small 4")]
 Expected = dict[str, tuple[list[int], int]]  # of each prompt its answer, and how many tokens it has
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module")
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Expected]:
     folder, family = tmp_path_factory.mktemp("images"), FAMILIES[request.param]
     model = family.make(folder)
@@ -46,12 +49,13 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "options",
+    ("made", "options"),
     [
-        {},
-        {"chunked_prefill_size": 7, "disable_radix_cache": True},
-        {"tensor_parallel_size": 2, "mm_enable_dp_encoder": True},
+        *((family, {}) for family in TOWERS),
+        *((family, {"chunked_prefill_size": 7, "disable_radix_cache": True}) for family in TOWERS),
+        *((family, {"tensor_parallel_size": 2, "mm_enable_dp_encoder": True}) for family in FAMILIES),
     ],
+    indirect=["made"],
     ids=str,
 )
 async def test_tokens_equal_transformers(options: dict[str, Any], made: tuple[Path, Expected]) -> None:

@@ -20,7 +20,8 @@ from transformers import (
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-from tests.models.make import SIZES, randomize, write_tokenizer
+from tests.models.dense import DENSE
+from tests.models.make import FAMILIES, SIZES, randomize, write_tokenizer
 from tests.models.make_media import PLACEHOLDER, name_placeholder
 
 FIRST_MARK, SECOND_MARK = 253, 252  # tokens that stand among those of an image
@@ -48,6 +49,13 @@ TILE_ROWS = (TILE // PATCH // 2) ** 2  # of a tile's encoding
 TILE_PREPARATION: dict[str, Any] = {"size": {"height": TILE, "width": TILE}, "max_patches": 5}
 
 
+TEXTS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "ministral3": DENSE["ministral3"][1],
+    "mistral4": FAMILIES["mistral4"][1],
+}
+
+
 class Family(Protocol):
     """A family of models: its checkpoint, and what transformers' processor makes of images."""
 
@@ -70,20 +78,25 @@ def write(model: PreTrainedModel, folder: Path, preparation: dict[str, Any], mar
 
 
 class Rows:
-    """Pixtral, or with `merge` 2 Mistral Small 3.1."""
+    """Pixtral, or with `merge` 2 Mistral Small 3.1 and its successors, by their `text` models."""
 
-    def __init__(self, merge: int) -> None:
-        self.unit = merge * PATCH
+    def __init__(self, merge: int, text: str = "mistral") -> None:
+        self.unit, self.text = merge * PATCH, text
         self.is_mistral3 = merge > 1
 
     def make(self, folder: Path) -> PreTrainedModel:
         """See Family."""
-        torch.manual_seed(0)
+        torch.manual_seed(2 if self.text == "ministral3" else 0)  # no answer has the placeholder
         model: PreTrainedModel
         if self.is_mistral3:
-            text = SIZES | {"model_type": "mistral", "sliding_window": None}
+            text = SIZES | TEXTS[self.text] | {"model_type": self.text}
             model = Mistral3ForConditionalGeneration(
-                Mistral3Config(vision_config=PIXTRAL, text_config=text, image_token_index=PLACEHOLDER)
+                Mistral3Config(
+                    vision_config=PIXTRAL,
+                    text_config=text,
+                    image_token_index=PLACEHOLDER,
+                    tie_word_embeddings=self.text == "mistral",
+                )
             )
         else:
             text = SIZES | {"model_type": "mistral", "sliding_window": None}

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of Qwen3-VL, and what transformers generates of them."""
+"""Tiny random checkpoints of Qwen3-VL and Qwen3.5, and what transformers generates of them."""
 
 import json
 from collections.abc import Sequence
@@ -10,6 +10,10 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer
 from transformers import (
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -18,6 +22,7 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
 
+from tests.models.hybrids import DELTA, QWEN_EXPERTS
 from tests.models.make import EXPERTS, SIZES, randomize, write_tokenizer
 from tests.models.make_media import (
     FRAME_TIMES_S,
@@ -28,7 +33,12 @@ from tests.models.make_media import (
     VIDEO_PLACEHOLDER,
 )
 
-Qwen3Vl = Qwen3VLForConditionalGeneration | Qwen3VLMoeForConditionalGeneration
+Qwen3Vl = (
+    Qwen3VLForConditionalGeneration
+    | Qwen3VLMoeForConditionalGeneration
+    | Qwen3_5ForConditionalGeneration
+    | Qwen3_5MoeForConditionalGeneration
+)
 START, END = 253, 252  # around the tokens of an image, or of a moment
 VIDEO_PREPARATION = QWEN_PREPARATION | {"size": {"shortest_edge": 2048, "longest_edge": 8192}}
 VISION = {
@@ -55,16 +65,36 @@ TEXT = SIZES | {
 }
 
 
+TEXT_35 = SIZES | DELTA | {"head_dim": 32}
+TEXT_35 |= {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    }
+}
+
+
 def make_qwen3_vl(folder: Path, kind: str = "dense") -> Qwen3Vl:
-    """Writes a Qwen3-VL, `kind` dense or moe, whose images are of 4 to 40 rows. -> transformers' model of
-    it"""
+    """Writes a Qwen3-VL, `kind` dense or moe, or a Qwen3.5, `kind` 3.5 or 3.5 moe, whose images are of 4 to
+    40 rows. -> transformers' model of it"""
     marks = {"vision_start_token_id": START, "vision_end_token_id": END}
-    torch.manual_seed({"dense": 0, "moe": 3}[kind])  # answers depend on images
+    torch.manual_seed({"moe": 3}.get(kind, 0))  # answers depend on images
     model: Qwen3Vl
     if kind == "dense":
         model = Qwen3VLForConditionalGeneration(
             Qwen3VLConfig(vision_config=VISION, text_config=TEXT, **QWEN_PLACEHOLDERS, **marks)
         )
+    elif kind.startswith("3.5"):
+        vision = {name: value for name, value in VISION.items() if name != "deepstack_visual_indexes"}
+        parts: dict[str, Any] = {"vision_config": vision, **QWEN_PLACEHOLDERS, **marks}
+        if kind == "3.5":
+            model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=TEXT_35, **parts))
+        else:
+            text = TEXT_35 | QWEN_EXPERTS
+            model = Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeConfig(text_config=text, **parts))
     else:
         config = Qwen3VLMoeConfig(
             vision_config=VISION, text_config=TEXT | EXPERTS, **QWEN_PLACEHOLDERS, **marks

@@ -46,6 +46,12 @@ QWEN_VISION = {
     "deepstack_visual_indexes": [0],
     "fullatt_block_indexes": [0],
 }
+QUARTER = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.25,
+    "mrope_section": [2, 1, 1],
+}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 # wrapper -> name of its config class, fields of its text part, of its vision part, and of itself
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -79,7 +85,13 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "Llama4ForConditionalGeneration": (
         "Llama4Config",
         LOCAL_EXPERTS | {"num_experts_per_tok": 1, "head_dim": 16, "intermediate_size_mlp": 72},
-        VISION | {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+        VISION
+        | {
+            "intermediate_size": 128,
+            "vision_output_dim": 32,
+            "projector_input_dim": 32,
+            "projector_output_dim": 32,
+        },
         {},
     ),
     "Qwen2VLForConditionalGeneration": (
@@ -108,13 +120,13 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "Qwen3_5ForConditionalGeneration": (
         "Qwen3_5Config",
-        DELTA | {"head_dim": 32, "rope_parameters": MROPE | {"partial_rotary_factor": 0.25}},
+        DELTA | {"head_dim": 32, "rope_parameters": QUARTER},
         QWEN_VISION,
         {},
     ),
     "Qwen3_5MoeForConditionalGeneration": (
         "Qwen3_5MoeConfig",
-        DELTA | QWEN_EXPERTS | {"head_dim": 32, "rope_parameters": MROPE | {"partial_rotary_factor": 0.25}},
+        DELTA | QWEN_EXPERTS | {"head_dim": 32, "rope_parameters": QUARTER},
         QWEN_VISION,
         {},
     ),

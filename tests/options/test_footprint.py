@@ -1,5 +1,6 @@
 """The memory plan against what a rank measures: equal for every family, whole or split."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -346,20 +347,34 @@ def test_stages(case: tuple[str, bool], tmp_path: Path) -> None:
     assert found.token_bytes in [one.pages_bytes // one.num_pages // plan.memory.page_size for one in ready]
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3", "glm4v", "onevision"])
+ENCODERS = {
+    "llava": "make_media:make_llava",
+    "qwen3_vl": "make_qwen3_vl:make_qwen3_vl",
+    "gemma3": "make_gemma_vision:make_gemma_vision",
+    "glm4v": "make_glm_vision:make_glm_vision",
+    "onevision": "make_onevision:make_onevision",
+    "deepseek_ocr": "make_deepseek_ocr:make_deepseek_ocr",
+    "llama4": "make_tiles:Llama4",
+    "deepseek_vl": "make_tiles:DeepSeekVl",
+    "deepseek_hybrid": "make_tiles:DeepSeekVlHybrid",
+    "aya_vision": "make_tiles:AyaVision",
+    "command_a_vision": "make_tiles:Cohere2Vision",
+    "idefics3": "make_tiles:Idefics3",
+    "minicpmv": "make_minicpmv:MiniCpmV",
+    "kimi": "make_moonvit:Kimi",
+}
+
+
+@pytest.mark.parametrize("family", ENCODERS)
 def test_an_encoder_takes_what_a_rank_takes(family: str, tmp_path: Path) -> None:
     """Weights of the vision tower and the projector, and room for encoded images."""
     from runtime.devices.progress import without_progress
     from runtime.ranks.open_executor import open_executor
     from runtime.settings import start_rank
-    from tests.models.make_gemma_vision import make_gemma_vision
-    from tests.models.make_glm_vision import make_glm_vision
-    from tests.models.make_media import make_llava
-    from tests.models.make_onevision import make_onevision
-    from tests.models.make_qwen3_vl import make_qwen3_vl
 
-    made = {"llava": make_llava, "qwen3_vl": make_qwen3_vl, "gemma3": make_gemma_vision}
-    (made | {"glm4v": make_glm_vision, "onevision": make_onevision})[family](tmp_path)
+    module, name = ENCODERS[family].split(":")
+    made = getattr(import_module(f"tests.models.{module}"), name)
+    made().make(tmp_path) if isinstance(made, type) else made(tmp_path)
     taken = {}
     for is_on in (True, False):
         plan, found = planned(tmp_path, dtype="float32", max_total_tokens=4096, enable_multimodal=is_on)

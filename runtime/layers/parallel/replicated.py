@@ -6,7 +6,16 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from runtime.devices.base import Device
-from runtime.layers.weight import Layer, SourceTensor, Weight, replicated_shard
+from runtime.layers.weight import Layer, PackedModules, SourceTensor, Weight, replicated_shard
+
+# modules of checkpoints -> the layer below that has them, and the part of it
+REPLICATED_MODULES: PackedModules = {
+    "q_proj": ("qkv_proj", "q"),
+    "k_proj": ("qkv_proj", "k"),
+    "v_proj": ("qkv_proj", "v"),
+    "gate_proj": ("gate_up_proj", "gate"),
+    "up_proj": ("gate_up_proj", "up"),
+}
 
 
 def replicated_weight(device: Device, dtype: torch.dtype, *shape: int) -> Weight:
@@ -28,17 +37,26 @@ class ReplicatedLinear(Layer):
 
 
 class ReplicatedQkv(Layer):
-    """Queries, keys and values of as many heads each in one product: x [..., size] -> [..., 3 * size].
-    `key_bias`: keys have a bias where queries and values do."""
+    """Queries, keys and values in one product: x [..., size] -> [..., size + 2 * kv_size]. `key_bias`: keys
+    have a bias where queries and values do; `kv_size`: numbers of keys, and of values, None: of as many heads
+    as queries."""
 
     def __init__(
-        self, device: Device, dtype: torch.dtype, size: int, *, bias: bool, key_bias: bool = True
+        self,
+        device: Device,
+        dtype: torch.dtype,
+        size: int,
+        *,
+        bias: bool,
+        key_bias: bool = True,
+        kv_size: int | None = None,
     ) -> None:
-        self.weight = _joined_weight(device, dtype, "q k v", size, size)
-        self.bias = _joined_weight(device, dtype, "q k v", size, has_second=key_bias) if bias else None
+        parts = {"q": size, "k": kv_size or size, "v": kv_size or size}
+        self.weight = _joined_weight(device, dtype, parts, size)
+        self.bias = _joined_weight(device, dtype, parts, without="" if key_bias else "k") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., size] -> [..., 3 * size]: queries, keys, values."""
+        """[..., size] -> [..., size + 2 * kv_size]: queries, keys, values."""
         return linear(x, self.weight.tensor, None if self.bias is None else self.bias.tensor)
 
 
@@ -49,8 +67,9 @@ class ReplicatedGateUp(Layer):
     def __init__(
         self, device: Device, dtype: torch.dtype, size: int, inner: int, *, bias: bool = True
     ) -> None:
-        self.weight = _joined_weight(device, dtype, "gate up", inner, size)
-        self.bias = _joined_weight(device, dtype, "gate up", inner) if bias else None
+        parts = {"gate": inner, "up": inner}
+        self.weight = _joined_weight(device, dtype, parts, size)
+        self.bias = _joined_weight(device, dtype, parts) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., 2 * inner]: the gate first."""
@@ -58,17 +77,18 @@ class ReplicatedGateUp(Layer):
 
 
 def _joined_weight(
-    device: Device, dtype: torch.dtype, names: str, *shape: int, has_second: bool = True
+    device: Device, dtype: torch.dtype, parts: dict[str, int], *width: int, without: str = ""
 ) -> Weight:
-    """Weights of one shape in one, one below the other, by their names. Without the second, zeros are in its
-    place."""
-    size, parts = shape[0], names.split()
-    sources = {
-        part: SourceTensor(shape, 0, replicated_shard(size), offset=i * size) for i, part in enumerate(parts)
-    }
-    weight = Weight.empty((len(parts) * size, *shape[1:]), sources, dtype, device.torch_device)
-    if not has_second:
-        weight.target(weight.sources.pop(parts[1])).zero_()
+    """Weights in one, one below the other: `parts` has the rows of each by its name, `width` the further
+    dimensions. `without`: the part in whose place zeros are."""
+    sources: dict[str, SourceTensor] = {}
+    offset = 0
+    for part, rows in parts.items():
+        sources[part] = SourceTensor((rows, *width), 0, replicated_shard(rows), offset=offset)
+        offset += rows
+    weight = Weight.empty((offset, *width), sources, dtype, device.torch_device)
+    if without:
+        weight.target(weight.sources.pop(without)).zero_()
     return weight
 
 

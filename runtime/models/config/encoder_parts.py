@@ -36,6 +36,24 @@ def check_activation(field: str, name: str) -> None:
         )
 
 
+def contradiction(what: str) -> ModelError:
+    """The error for something in config.json that no encoder here has."""
+    return ModelError(
+        f"config.json: {what}, which is not supported; restore the file from the model's source, or set "
+        "--enable-multimodal false to serve text alone"
+    )
+
+
+def merge_of(field: str, ratio: float, side: int) -> int:
+    """How many rows and columns of patches become one row of an encoding, by the ratio that config.json has
+    in `field`. `side`: rows and columns of patches. Raises ModelError for a ratio that does not divide
+    these."""
+    merge = round(1 / ratio) if ratio > 0 else 0
+    if not merge or merge * ratio != 1 or not side or side % merge:
+        raise contradiction(f"{field} {ratio} does not divide the {side} patches of a side")
+    return merge
+
+
 def num_computed_layers(layer: int | list[int], count: int) -> int:
     """How many of a tower's `count` layers are computed for vision_feature_layer `layer`: the hidden states
     behind so many, from the end where it is below zero. Raises ModelError."""

@@ -12,6 +12,9 @@ from runtime.models.config.moe_config import HfMoeConfig, MoeConfig
 from runtime.models.config.renames import Renames
 
 LLAMA = "runtime.models.llama:Llama"
+DEEPSEEK = "runtime.models.deepseek:DeepSeek"
+HYBRID = "runtime.models.hybrid:HybridDecoder"
+MEDIA_CLASSES = (LLAMA, DEEPSEEK, HYBRID)  # that take an encoder's rows in place of embeddings
 
 # Which layers have a sliding window:
 #   none            no layer
@@ -63,3 +66,8 @@ class Family(Struct, frozen=True, kw_only=True):
     activation: str = "silu"
     has_sinks: bool = False  # attention heads have sinks
     is_tied: bool = False  # the head shares the embedding, where config.json does not say
+
+    @property
+    def takes_media(self) -> bool:
+        """Whether its models take an encoder's rows in place of embeddings of tokens."""
+        return self.model_class in MEDIA_CLASSES

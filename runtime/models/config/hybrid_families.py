@@ -8,10 +8,8 @@ from runtime.models.config import mamba1_config as mambas1
 from runtime.models.config import mamba_config as mambas
 from runtime.models.config import moe_families as experts
 from runtime.models.config import zamba_config as zamba
-from runtime.models.config.family import Family
+from runtime.models.config.family import HYBRID, Family
 from runtime.models.config.hybrid_config import lfm2, without_positions
-
-HYBRID = "runtime.models.hybrid:HybridDecoder"
 
 QWEN3_5 = Family(
     model_class=HYBRID,

@@ -4,11 +4,16 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from runtime.errors import ModelError
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import check_activation, num_computed_layers, num_kept_rows
+from runtime.models.config.encoder_parts import (
+    check_activation,
+    contradiction,
+    merge_of,
+    num_computed_layers,
+    num_kept_rows,
+)
 
 MAX_SIDE = 1 << 14  # pixels
 
@@ -100,22 +105,18 @@ def read_internvl(raw: bytes, hidden_size: int) -> InternVlEncoder:
     check_activation("vision_config.hidden_act", vision.hidden_act)
     check_activation("projector_hidden_act", hf.projector_hidden_act)
     if vision.norm_type not in ("layer_norm", "rms_norm"):
-        raise _contradiction(f"vision_config.norm_type {vision.norm_type} is neither layer_norm nor rms_norm")
+        raise contradiction(f"vision_config.norm_type {vision.norm_type} is neither layer_norm nor rms_norm")
     if not vision.use_absolute_position_embeddings:
-        raise _contradiction("vision_config has no use_absolute_position_embeddings")
+        raise contradiction("vision_config has no use_absolute_position_embeddings")
     if hf.vision_feature_select_strategy != "default":
-        raise _contradiction("vision_feature_select_strategy is not default")
+        raise contradiction("vision_feature_select_strategy is not default")
     if vision.hidden_size % vision.num_attention_heads:
-        raise _contradiction(
+        raise contradiction(
             f"vision_config.hidden_size {vision.hidden_size} is not a multiple of num_attention_heads "
             f"{vision.num_attention_heads}"
         )
     image, patch = (_square(name, getattr(vision, name)) for name in ("image_size", "patch_size"))
-    merge = round(1 / hf.downsample_ratio) if hf.downsample_ratio > 0 else 0
-    if not merge or merge * hf.downsample_ratio != 1 or image // patch % merge:
-        raise _contradiction(
-            f"downsample_ratio {hf.downsample_ratio} does not divide the {image // patch} patches of a side"
-        )
+    merge = merge_of("downsample_ratio", hf.downsample_ratio, image // patch)
     num_layers = num_computed_layers(hf.vision_feature_layer, vision.num_hidden_layers)
     return InternVlEncoder(
         placeholder_id=hf.image_token_id,
@@ -137,16 +138,9 @@ def read_internvl(raw: bytes, hidden_size: int) -> InternVlEncoder:
     )
 
 
-def _contradiction(what: str) -> ModelError:
-    return ModelError(
-        f"config.json: {what}, which is not supported; restore the file from the model's source, or set "
-        "--enable-multimodal false to serve text alone"
-    )
-
-
 def _square(name: str, size: int | list[int]) -> int:
     """The side of a square. Raises ModelError."""
     sides = [size] * 2 if isinstance(size, int) else size
     if len(sides) != 2 or sides[0] != sides[1] or not 0 < sides[0] <= MAX_SIDE:
-        raise _contradiction(f"vision_config.{name} {sides} is no square of up to {MAX_SIDE} pixels")
+        raise contradiction(f"vision_config.{name} {sides} is no square of up to {MAX_SIDE} pixels")
     return sides[0]

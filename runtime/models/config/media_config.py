@@ -14,15 +14,27 @@ from runtime.models.config import sizes
 from runtime.models.config.audio_config import QwenAudioEncoder, read_qwen2_audio
 from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.config_files import decode
+from runtime.models.config.deepseek_hybrid_config import DeepSeekHybridEncoder, read_deepseek_hybrid
+from runtime.models.config.deepseek_ocr_config import DeepSeekOcrEncoder, read_deepseek_ocr
 from runtime.models.config.dual_config import DualImages
 from runtime.models.config.encoder_parts import check_activation, num_computed_layers, num_kept_rows
 from runtime.models.config.gemma_vision_config import Gemma3Encoder, read_gemma3
 from runtime.models.config.glm_vision_config import GlmVisionEncoder, read_glm4v
 from runtime.models.config.internvl_config import InternVlEncoder, read_internvl
+from runtime.models.config.kimi_vision_config import KimiEncoder, read_kimi
+from runtime.models.config.llama4_vision_config import Llama4Encoder, read_llama4
+from runtime.models.config.minicpmv_config import MiniCpmVEncoder, read_minicpmv
 from runtime.models.config.onevision_config import OneVisionEncoder, read_onevision
 from runtime.models.config.pixtral_config import PixtralEncoder, read_mistral3, read_pixtral_llava
-from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder, read_qwen3_vl
+from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder, read_qwen3_vl, read_qwen35
 from runtime.models.config.qwen_vl_config import QwenVlEncoder, read_qwen2_vl, read_qwen25_vl
+from runtime.models.config.siglip_config import (
+    SiglipEncoder,
+    read_aya_vision,
+    read_cohere2_vision,
+    read_deepseek_vl,
+    read_idefics3,
+)
 from runtime.models.config.whisper_config import WHISPER, WhisperEncoder, read_whisper
 
 
@@ -99,16 +111,22 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
 
 
 MediaConfig = (
-    DualImages
+    DeepSeekHybridEncoder
+    | DeepSeekOcrEncoder
+    | DualImages
     | Gemma3Encoder
     | GlmVisionEncoder
     | InternVlEncoder
+    | KimiEncoder
+    | Llama4Encoder
     | LlavaEncoder
+    | MiniCpmVEncoder
     | OneVisionEncoder
     | PixtralEncoder
     | Qwen3VlEncoder
     | QwenAudioEncoder
     | QwenVlEncoder
+    | SiglipEncoder
     | WhisperEncoder
 )
 """The encoder of a model that takes images or sounds."""
@@ -198,18 +216,32 @@ def read_clip_llava(raw: bytes, hidden_size: int) -> LlavaEncoder:
 # architecture of the wrapper -> (its config.json, hidden size of the text model) -> its encoder; None: text
 # alone is served
 READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {
+    "AyaVisionForConditionalGeneration": read_aya_vision,
+    "Cohere2VisionForConditionalGeneration": read_cohere2_vision,
+    "DeepseekOcr2ForConditionalGeneration": read_deepseek_ocr,
+    "DeepseekVLForConditionalGeneration": read_deepseek_vl,
+    "DeepseekVLHybridForConditionalGeneration": read_deepseek_hybrid,
     "Gemma3ForConditionalGeneration": read_gemma3,
     "Glm4vForConditionalGeneration": read_glm4v,
     "Glm4vMoeForConditionalGeneration": read_glm4v,
+    "Idefics3ForConditionalGeneration": read_idefics3,
     "InternVLForConditionalGeneration": read_internvl,
+    "KimiK25ForConditionalGeneration": read_kimi,
+    "KimiVLForConditionalGeneration": read_kimi,
+    "Kimi_K25ForConditionalGeneration": read_kimi,
+    "Llama4ForConditionalGeneration": read_llama4,
     "LlavaForConditionalGeneration": read_llava,
     "LlavaOnevisionForConditionalGeneration": read_onevision,
+    "MiniCPMV4_6ForConditionalGeneration": read_minicpmv,
     "Mistral3ForConditionalGeneration": read_mistral3,
     "Qwen2AudioForConditionalGeneration": read_qwen2_audio,
     "Qwen2VLForConditionalGeneration": read_qwen2_vl,
     "Qwen2_5_VLForConditionalGeneration": read_qwen25_vl,
+    "Qwen3_5ForConditionalGeneration": read_qwen35,
+    "Qwen3_5MoeForConditionalGeneration": read_qwen35,
     "Qwen3VLForConditionalGeneration": read_qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": read_qwen3_vl,
+    "SmolVLMForConditionalGeneration": read_idefics3,
     WHISPER: read_whisper,
 }
 

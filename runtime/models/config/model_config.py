@@ -28,7 +28,7 @@ from runtime.models.config.block import (
 from runtime.models.config.config_files import decode, raw_files
 from runtime.models.config.dual_config import DUALS, DualText, dual_pooling, read_any_encoder
 from runtime.models.config.encoder_config import ENCODERS, Encoder, encoder_fields
-from runtime.models.config.family import LLAMA, Family
+from runtime.models.config.family import Family
 from runtime.models.config.gguf.config import read_any_quantization
 from runtime.models.config.hf_config import (
     SAMPLING_KEYS,
@@ -303,7 +303,7 @@ def _read(
         transformers_json=None if fields is None else identity(fields),
         recurrent=recurrent,
         wrapper=wrapper,
-        media=read_media(*whole, hf.hidden_size, wanted=takes_media and family.model_class == LLAMA),
+        media=read_media(*whole, hf.hidden_size, wanted=takes_media and family.takes_media),
         **({} if family.read is None else family.read(known)),
     )
     if fields is not None:

@@ -1,4 +1,5 @@
-"""config.json of Qwen3-VL, dense and with experts: its encoder of images and videos. Torch-free."""
+"""config.json of Qwen3-VL and Qwen3.5, dense and with experts: their encoder of images and videos.
+Torch-free."""
 
 from math import isqrt
 
@@ -38,9 +39,18 @@ class HfQwen3Vl(Struct, frozen=True):
     vision_end_token_id: int = 151653
 
 
+class HfQwen35(HfQwen3Vl, frozen=True):
+    """What Qwen3.5's config.json says of images, with the defaults of transformers."""
+
+    image_token_id: int = 248056
+    video_token_id: int = 248057
+    vision_start_token_id: int = 248053
+    vision_end_token_id: int = 248054
+
+
 class Qwen3VlEncoder(QwenVlEncoder, frozen=True, kw_only=True):
-    """The encoder of Qwen3-VL. A row has the embedding, then what is added behind the text model's first
-    layers; `output_size` counts all of it."""
+    """The encoder of Qwen3-VL and Qwen3.5. A row has the embedding, then what is added behind the text
+    model's first layers; `output_size` counts all of it."""
 
     text_size: int  # hidden size of the text model
     deepstack_layers: tuple[int, ...]  # whose outputs the text model is given
@@ -66,9 +76,17 @@ class Qwen3VlEncoder(QwenVlEncoder, frozen=True, kw_only=True):
 def read_qwen3_vl(raw: bytes, hidden_size: int) -> Qwen3VlEncoder:
     """Qwen3-VL. Raises ModelError."""
     hf = decode(raw, HfQwen3Vl, "config.json")
+    return _encoder(hf, hidden_size, hf.vision_config.deepstack_visual_indexes)
+
+
+def read_qwen35(raw: bytes, hidden_size: int) -> Qwen3VlEncoder:
+    """Qwen3.5, whose text model is given the embeddings alone. Raises ModelError."""
+    return _encoder(decode(raw, HfQwen35, "config.json"), hidden_size, ())
+
+
+def _encoder(hf: HfQwen3Vl, hidden_size: int, taken: tuple[int, ...]) -> Qwen3VlEncoder:
     vision = hf.vision_config
     check_output("out_hidden_size", vision.out_hidden_size, hidden_size)
-    taken = vision.deepstack_visual_indexes
     if len(set(taken)) < len(taken) or any(not 0 <= layer < vision.depth for layer in taken):
         raise ModelError(
             f"config.json: vision_config.deepstack_visual_indexes {list(taken)} must be different layers of "

@@ -73,6 +73,7 @@ FAMILIES = {
         is_tied=True,
         read=families.cohere2,
     ),
+    "DeepseekOcr2Text": Family(moe=experts.deepseek2),
     "DeepseekV2": Family(model_class="runtime.models.deepseek:DeepSeek", moe=experts.deepseek2, is_mla=True),
     "DeepseekV3": Family(model_class="runtime.models.deepseek:DeepSeek", moe=experts.deepseek3, is_mla=True),
     "DeepseekV32": Family(

@@ -1,4 +1,4 @@
-"""preprocessor_config.json of InternVL, whose images are cut into square tiles. Torch-free."""
+"""preprocessor_config.json of InternVL and Aya Vision, whose images are cut into square tiles. Torch-free."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,6 @@ from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
 from runtime.models.config.image_config import Normalization, read_image_fields
-from runtime.models.config.internvl_config import InternVlEncoder
 
 Tiles = Annotated[int, Meta(ge=1, le=256)]
 
@@ -30,25 +29,9 @@ class TileImageConfig(Normalization, frozen=True, kw_only=True):
     max_patches: Tiles = 12
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Columns and rows of tiles for an image: the grid whose shape is nearest. Of equally near ones a
-        larger one is taken only while it has less than twice the pixels of the image."""
-        most = self.max_patches
-        grids = sorted(
-            (
-                (columns, rows)
-                for columns in range(1, most + 1)
-                for rows in range(1, most + 1)
-                if self.min_patches <= columns * rows <= most
-            ),
-            key=lambda grid: grid[0] * grid[1],
-        )
-        best, least = (1, 1), float("inf")
-        for columns, rows in grids:
-            difference = abs(width / height - columns / rows)
-            pixels = self.size.height * self.size.width * columns * rows
-            if difference < least or (difference == least and height * width > 0.5 * pixels):
-                best, least = (columns, rows), difference
-        return best
+        """Columns and rows of tiles for an image; see nearest_grid."""
+        bounds = self.min_patches, self.max_patches
+        return nearest_grid(height, width, bounds, self.size.height * self.size.width)
 
     @property
     def digest_text(self) -> bytes:
@@ -56,14 +39,38 @@ class TileImageConfig(Normalization, frozen=True, kw_only=True):
         return msgspec.json.encode(self)
 
 
-def read_tile_images(folder: Path, encoder: InternVlEncoder) -> TileImageConfig:
-    """How the images of the model in this folder are prepared for its encoder. Raises ModelError."""
+def nearest_grid(height: int, width: int, bounds: tuple[int, int], tile_pixels: int) -> tuple[int, int]:
+    """Columns and rows of tiles for an image: the grid of at least and at most `bounds` tiles whose shape is
+    nearest. Of equally near ones a larger one is taken only while it has less than twice the pixels of the
+    image."""
+    least_count, most = bounds
+    grids = sorted(
+        (
+            (columns, rows)
+            for columns in range(1, most + 1)
+            for rows in range(1, most + 1)
+            if least_count <= columns * rows <= most
+        ),
+        key=lambda grid: grid[0] * grid[1],
+    )
+    best, least = (1, 1), float("inf")
+    for columns, rows in grids:
+        difference = abs(width / height - columns / rows)
+        pixels = tile_pixels * columns * rows
+        if difference < least or (difference == least and height * width > 0.5 * pixels):
+            best, least = (columns, rows), difference
+    return best
+
+
+def read_tile_images(folder: Path, image_size: int) -> TileImageConfig:
+    """How the images of the model in this folder are prepared for an encoder of tiles of `image_size` x
+    `image_size` pixels. Raises ModelError."""
     config, name = read_image_fields(folder, TileImageConfig)
     size = config.size
-    if (size.height, size.width) != (encoder.image_size,) * 2:
+    if (size.height, size.width) != (image_size,) * 2:
         raise ModelError(
             f"{name} has tiles of {size.width} x {size.height} pixels, and config.json an image_size of "
-            f"{encoder.image_size}; restore both from the model's source"
+            f"{image_size}; restore both from the model's source"
         )
     if min(config.image_std) <= 0 or not 0 <= config.resample <= 5:
         raise ModelError(

@@ -95,12 +95,25 @@ VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "_c
 def generating_architectures() -> frozenset[str]:
     """Classes of the installed transformers that generate text, read from the source of its table. Raises
     ModelError where it is not installed."""
+    return _named_in(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES\b.*?^\)")
+
+
+@cache
+def media_architectures() -> frozenset[str]:
+    """Classes of the installed transformers that generate text of images or sounds, too, as
+    `generating_architectures`. Raises ModelError where it is not installed."""
+    tables = "IMAGE_TEXT_TO_TEXT|MULTIMODAL_LM"
+    return _named_in(rf"^MODEL_FOR_(?:{tables})_MAPPING_NAMES\b.*?^\)")
+
+
+def _named_in(table: str) -> frozenset[str]:
+    """The classes in tables of transformers' models, which a pattern finds."""
     spec = find_spec("transformers")
     if spec is None or spec.origin is None:
         raise ModelError("transformers is not installed; install it, or leave --model-impl out")
     source = (Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
-    table = re.search(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES\b.*?^\)", source, re.MULTILINE | re.DOTALL)
-    return frozenset(re.findall(r'\(\s*"[^"]+",\s*"(\w+)"', table[0] if table else ""))
+    found = re.findall(table, source, re.MULTILINE | re.DOTALL)
+    return frozenset(re.findall(r'\(\s*"[^"]+",\s*"(\w+)"', "".join(found)))
 
 
 def uses_transformers(architecture: str, impl: str, served: frozenset[str]) -> bool:
@@ -110,6 +123,12 @@ def uses_transformers(architecture: str, impl: str, served: frozenset[str]) -> b
         return False
     if architecture in generating_architectures():
         return True
+    if architecture in media_architectures():
+        raise ModelError(
+            f"{architecture} takes images, videos or sounds, and this runtime has no encoder of it: "
+            "--model-impl transformers computes models of text alone; take one of those in "
+            "docs/multimodal_models.md"
+        )
     if impl == "auto":
         return False
     raise ModelError(

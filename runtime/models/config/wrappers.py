@@ -14,6 +14,7 @@ from msgspec import Struct
 from runtime.errors import ModelError
 from runtime.json_value import Fields, JsonDict, JsonValue
 from runtime.models.config.config_files import decode
+from runtime.models.config.renames import Renames
 from runtime.models.config.transformers_config import check_own_code
 
 # fields of the whole file that hold for the text model, where its own part does not say
@@ -22,7 +23,8 @@ SHARED = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "quanti
 OTHER_WEIGHTS = (
     r"^(model\.)?(visual|vision_tower|vision_model|vision_encoder|audio_tower|embed_vision|embed_audio"
     r"|vit_large_projector|vision_language_adapter|pre_mm_projector_norm|multi_modal_projector|mm_projector"
-    r"|vision_projection|patch_merger|image_newline|connector)(\.|$)",
+    r"|vision_projection|patch_merger|image_newline|connector|aligner|merger|sam_model|high_res_vision_\w+"
+    r"|qwen2_model|projector|view_sep[ae]rator)(\.|$)",
 )
 # what published files leave out of text_config, because it is the default of transformers
 LLAMA: Fields = {
@@ -71,6 +73,7 @@ GEMMA4: Fields = {
     "max_position_embeddings": 131072,
 }
 INTERLEAVED: Fields = {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
+INTERLEAVED_35: Fields = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 GLM_SECTIONS: Fields = {"mrope_section": [8, 12, 12]}
 
 
@@ -85,6 +88,7 @@ class TextModel(Struct, frozen=True):
 # model_type of text_config -> the text model
 TEXT_MODELS = {
     "cohere2": TextModel("Cohere2ForCausalLM"),
+    "deepseek_ocr2_text": TextModel("DeepseekOcr2TextForCausalLM"),
     "deepseek_v3": TextModel("DeepseekV3ForCausalLM"),
     "gemma3_text": TextModel("Gemma3ForCausalLM", GEMMA3),
     "gemma3n_text": TextModel("Gemma3nForCausalLM", GEMMA3N),
@@ -93,6 +97,7 @@ TEXT_MODELS = {
     "glm4v_moe_text": TextModel("Glm4MoeForCausalLM", {"attention_bias": True}, GLM_SECTIONS),
     "glm4v_text": TextModel("Glm4ForCausalLM", {"partial_rotary_factor": 0.5}, GLM_SECTIONS),
     "gpt_oss": TextModel("GptOssForCausalLM"),
+    "kimi_k2": TextModel("DeepseekV3ForCausalLM"),
     "llama": TextModel("LlamaForCausalLM", LLAMA),
     "llama4_text": TextModel("Llama4ForCausalLM"),
     "ministral3": TextModel("Ministral3ForCausalLM"),
@@ -102,8 +107,8 @@ TEXT_MODELS = {
     "qwen2_5_vl_text": TextModel("Qwen2ForCausalLM"),
     "qwen2_vl_text": TextModel("Qwen2ForCausalLM"),
     "qwen3": TextModel("Qwen3ForCausalLM"),
-    "qwen3_5_moe_text": TextModel("Qwen3_5MoeForCausalLM"),
-    "qwen3_5_text": TextModel("Qwen3_5ForCausalLM"),
+    "qwen3_5_moe_text": TextModel("Qwen3_5MoeForCausalLM", rope=INTERLEAVED_35),
+    "qwen3_5_text": TextModel("Qwen3_5ForCausalLM", rope=INTERLEAVED_35),
     "qwen3_moe": TextModel("Qwen3MoeForCausalLM"),
     "qwen3_vl_moe_text": TextModel("Qwen3VLMoeTextForCausalLM", rope=INTERLEAVED),
     "qwen3_vl_text": TextModel("Qwen3ForCausalLM", rope=INTERLEAVED),
@@ -113,18 +118,25 @@ TEXT_MODELS = {
 WRAPPERS = {
     "AyaVisionForConditionalGeneration": "cohere2",
     "Cohere2VisionForConditionalGeneration": "cohere2",
+    "DeepseekOcr2ForConditionalGeneration": "deepseek_ocr2_text",
+    "DeepseekVLForConditionalGeneration": "llama",
+    "DeepseekVLHybridForConditionalGeneration": "llama",
     "Gemma3ForConditionalGeneration": "gemma3_text",
     "Gemma3nForConditionalGeneration": "gemma3n_text",
     "Gemma4ForConditionalGeneration": "gemma4_text",
     "Gemma4UnifiedForConditionalGeneration": "gemma4_unified_text",
     "Glm4vForConditionalGeneration": "glm4v_text",
     "Glm4vMoeForConditionalGeneration": "glm4v_moe_text",
+    "Idefics3ForConditionalGeneration": "llama",
     "InternVLForConditionalGeneration": "qwen2",
     "KimiK25ForConditionalGeneration": "deepseek_v3",
+    "KimiVLForConditionalGeneration": "deepseek_v3",
+    "Kimi_K25ForConditionalGeneration": "deepseek_v3",
     "Llama4ForConditionalGeneration": "llama4_text",
     "LlavaForConditionalGeneration": "llama",
     "LlavaNextForConditionalGeneration": "llama",
     "LlavaOnevisionForConditionalGeneration": "qwen2",
+    "MiniCPMV4_6ForConditionalGeneration": "qwen3_5_text",
     "Mistral3ForConditionalGeneration": "mistral",
     "Qwen2AudioForConditionalGeneration": "qwen2",
     "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
@@ -133,7 +145,14 @@ WRAPPERS = {
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
     "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
     "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe_text",
+    "SmolVLMForConditionalGeneration": "llama",
     "Step3p7ForConditionalGeneration": "step3p5",
+}
+# architecture -> names of its text model's weights, and ours
+TEXT_NAMES: dict[str, Renames] = {
+    "Idefics3ForConditionalGeneration": (("text_model.", ""),),
+    "Kimi_K25ForConditionalGeneration": (("blocks.", "layers."),),  # transformers 5.24 writes these names
+    "SmolVLMForConditionalGeneration": (("text_model.", ""),),
 }
 
 

@@ -27,8 +27,7 @@ from runtime.models.vision.clip import ClipLayer, cut_patches
 class SiglipProjection(Layer):
     """A convolution over patches whose kernels do not overlap: one product for each patch."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, tower: ClipTower) -> None:
-        size, patch = tower.hidden_size, tower.patch_size
+    def __init__(self, device: Device, dtype: torch.dtype, size: int, patch: int) -> None:
         self.weight = replicated_weight(device, dtype, size, 3, patch, patch)
         self.bias = replicated_weight(device, dtype, size)
 
@@ -42,13 +41,16 @@ class SiglipEmbeddings(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, tower: ClipTower) -> None:
         self.patch_size = tower.patch_size
-        self.patch_embedding = SiglipProjection(device, dtype, tower)
+        self.patch_embedding = SiglipProjection(device, dtype, tower.hidden_size, tower.patch_size)
         self.position_embedding = ReplicatedEmbedding(device, dtype, tower.num_patches, tower.hidden_size)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, height, width] -> [B, patches, size]."""
-        x = self.patch_embedding.forward(cut_patches(pixels, self.patch_size))
-        return x + self.position_embedding.weight.tensor
+        return self.patch_embedding.forward(cut_patches(pixels, self.patch_size)) + self.positions()
+
+    def positions(self) -> Tensor:
+        """Positions of all patches, [patches, size]."""
+        return self.position_embedding.weight.tensor
 
 
 class SiglipVisionTower(Layer):

@@ -21,7 +21,7 @@ from runtime.models.config.internvl_config import InternVlEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.activations import activate
 from runtime.models.vision.mlp import PlainMlp
-from runtime.models.vision.patches import PatchProjection
+from runtime.models.vision.patches import PatchProjection, join_squares
 
 PROJECTOR_EPS = 1e-5
 HEAD_EPS = 1e-6
@@ -112,7 +112,7 @@ class TileProjector(Layer):
     """From the tower's vectors to embeddings of the text model."""
 
     def __init__(self, device: Device, dtype: torch.dtype, config: InternVlEncoder) -> None:
-        self.merge, self.side = config.merge_size, config.image_size // config.patch_size
+        self.merge = config.merge_size
         self.activation = config.projector_activation
         merged, out = config.hidden_size * self.merge**2, config.output_size
         self.layer_norm = LayerNorm(device, dtype, merged, PROJECTOR_EPS)
@@ -121,9 +121,7 @@ class TileProjector(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, patches, tower's size] -> [B, patches / merge^2, text model's size]."""
-        count, merge, side = len(x), self.merge, self.side // self.merge
-        squares = x.view(count, side, merge, side, merge, -1).permute(0, 1, 3, 2, 4, 5)
-        joined = self.layer_norm.forward(squares.reshape(count, side * side, -1))
+        joined = self.layer_norm.forward(join_squares(x, self.merge))
         return self.linear_2.forward(activate(self.activation, self.linear_1.forward(joined)))
 
 

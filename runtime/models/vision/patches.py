@@ -1,5 +1,7 @@
 """Images cut into patches."""
 
+from math import isqrt
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -7,6 +9,26 @@ from torch.nn.functional import linear
 from runtime.devices.base import Device
 from runtime.layers.parallel.replicated import replicated_weight
 from runtime.layers.weight import Layer
+
+
+def join_squares(x: Tensor, merge: int) -> Tensor:
+    """As `join_grid`, of patches of square images."""
+    side = isqrt(x.shape[1])
+    return join_grid(x, side, side, merge)
+
+
+def join_grid(x: Tensor, rows: int, columns: int, merge: int) -> Tensor:
+    """Patches in rows and columns, row by row, [B, patches, size] -> squares of `merge` rows and columns of
+    them as one vector each, [B, patches / merge^2, size * merge^2]."""
+    count, high, wide = len(x), rows // merge, columns // merge
+    squares = x.reshape(count, high, merge, wide, merge, -1).permute(0, 1, 3, 2, 4, 5)
+    return squares.reshape(count, high * wide, -1)
+
+
+def nearest(shares: Tensor, side: int) -> Tensor:
+    """Entries of a table of `side` for places on an axis of length 1, float32 [L] -> int64 [L]."""
+    bounds = torch.arange(1 / side, 1.0, 1 / side)
+    return torch.bucketize(shares.clamp(max=1.0 - 1e-6), bounds, right=True)
 
 
 class PatchProjection(Layer):

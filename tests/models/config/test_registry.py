@@ -38,3 +38,15 @@ def test_refused(name: str, tmp_path: Path) -> None:
 def test_unknown() -> None:
     with pytest.raises(ModelError, match="Qwen3ForCausalLM"):
         check_architecture("Nothing")
+
+
+@pytest.mark.parametrize("impl", ["auto", "transformers"])
+@pytest.mark.parametrize(
+    "name",
+    ["PaliGemmaForConditionalGeneration", "Ovis2ForConditionalGeneration", "VoxtralForConditionalGeneration"],
+)
+def test_models_whose_images_and_sounds_have_no_encoder(name: str, impl: str, tmp_path: Path) -> None:
+    """transformers has them, and its code computes models of text alone here."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+    with pytest.raises(ModelError, match=f"{name} takes images, videos or sounds.*no encoder of it"):
+        read_config(tmp_path, model_impl=impl)
