@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, RequestError
 from runtime.media_kind import NAMES
-from runtime.messages.media import Media, MediaInput, MediaKind, MediaSource, SoundLimits
+from runtime.messages.media import Media, MediaInput, MediaKind, MediaSource, SoundLimits, TokenGrid
 from runtime.messages.requests import GenerateRequest
 
 NOTHING: Mapping[tuple[int, int], int] = {}
@@ -22,6 +22,10 @@ class MediaLoader(Protocol):
         """The files, in the order of `sources`. Raises RequestError, naming `MediaSource.param`."""
         ...
 
+    def hold(self, values: np.ndarray) -> None:
+        """Counts an array that a file was prepared to as memory in use, until it is gone. Thread-safe."""
+        ...
+
 
 class Prepared(Struct, frozen=True, kw_only=True):
     """A file as the model's encoder takes it, and the tokens that stand for it."""
@@ -32,12 +36,13 @@ class Prepared(Struct, frozen=True, kw_only=True):
     token_ids: list[int]  # in place of its placeholder in the prompt
     positions: np.ndarray  # int32: which of these take a row of the encoding each, in order
     grid: tuple[int, int, int] = (1, 1, 1)  # as in MediaInput.grid
-    token_grids: tuple[tuple[int, int, int, int], ...] = ()  # as in MediaInput.token_grids
+    token_grids: tuple[TokenGrid, ...] = ()  # as in MediaInput.token_grids
     frame_step: float = 1.0  # as in MediaInput.frame_step
     # tokens before and behind the placeholder that are replaced with it, where it stands between both
     replaced: tuple[int, int] | tuple[()] = ()
     # tokens that would be one in a text, where they are neighbours at an end of `token_ids`, and that one
     joined: Mapping[tuple[int, int], int] = NOTHING
+    inner: tuple["Prepared", ...] = ()  # files whose rows other tokens of `token_ids` take
 
 
 class MediaProcessor(Protocol):
@@ -69,7 +74,7 @@ class MediaPrompts:
     """Prompts of one model that takes images or sounds."""
 
     def __init__(self, processor: MediaProcessor, loader: MediaLoader, *, pools: bool = False) -> None:
-        """`pools`: the model makes vectors, each of a text or of a file."""
+        """`pools`: the model makes vectors, each of a text alone or of a file alone."""
         self.loader, self.pools = loader, pools
         self._processor = processor
 
@@ -85,6 +90,9 @@ class MediaPrompts:
         InvalidRequest."""
         num_images = sum(one.kind is MediaKind.IMAGE for one in media)
         prepared = [self._processor.prepare(structs.replace(one, num_images=num_images)) for one in media]
+        for one in prepared:
+            for part in (one, *one.inner):
+                self.loader.hold(part.values)
         if self.is_attended:
             return prompt_ids, (attended(prompt_ids, prepared),)
         if self.pools:  # the file is all that there is
@@ -124,11 +132,9 @@ async def load_media(prompts: MediaPrompts | None, request: GenerateRequest) -> 
         raise InvalidRequest(
             f"{param}: this server takes text alone; leave images, videos and sounds out", param=param
         )
-    if request.before is not None or (request.pools and not prompts.pools):
+    if request.before is not None:
         raise InvalidRequest(
-            f"{param}: images, videos and sounds are not possible in sessions, and in embeddings of models "
-            "that embed texts alone; leave them out",
-            param=param,
+            f"{param}: images, videos and sounds are not possible in sessions; leave them out", param=param
         )
     try:
         return await prompts.loader.load(request.media)
@@ -166,21 +172,24 @@ def expand(
         append(ids, prompt_ids[copied:begin], joined)
         joined = one.joined
         start = append(ids, one.token_ids, joined)
-        inputs.append(
-            MediaInput(
-                kind=one.kind,
-                digest=one.digest,
-                start=start,
-                positions=one.positions,
-                values=one.values,
-                grid=one.grid,
-                token_grids=one.token_grids,
-                frame_step=one.frame_step,
-            )
-        )
+        inputs += [input_at(start, part) for part in (one, *one.inner)]
         copied = end
     append(ids, prompt_ids[copied:], joined)
     return ids, tuple(inputs)
+
+
+def input_at(start: int, one: Prepared) -> MediaInput:
+    """A file whose tokens begin at `start` of the prompt."""
+    return MediaInput(
+        kind=one.kind,
+        digest=one.digest,
+        start=start,
+        positions=one.positions,
+        values=one.values,
+        grid=one.grid,
+        token_grids=one.token_grids,
+        frame_step=one.frame_step,
+    )
 
 
 def append(ids: list[int], more: list[int], joined: Mapping[tuple[int, int], int]) -> int:

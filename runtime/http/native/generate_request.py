@@ -83,6 +83,7 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     image_data: MediaField = None
     video_data: MediaField = None
     audio_data: MediaField = None
+    use_audio_in_video: bool | None = None  # the model is given the sounds of videos, too
     # refused unless their value asks for nothing: LATER
     lora_id: JsonValue = None
     background: JsonValue = None

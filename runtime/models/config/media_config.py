@@ -18,7 +18,14 @@ from runtime.models.config.dual_config import DualImages
 from runtime.models.config.encoder_parts import check_activation, num_computed_layers, num_kept_rows
 from runtime.models.config.gemma_vision_config import Gemma3Encoder, read_gemma3
 from runtime.models.config.glm_vision_config import GlmVisionEncoder, read_glm4v
-from runtime.models.config.internvl_config import InternVlEncoder, read_internvl
+from runtime.models.config.internvl_config import InternVlEncoder, read_internvl, read_internvl_chat
+from runtime.models.config.omni_config import (
+    OmniEncoder,
+    read_omni3,
+    read_omni25,
+    read_thinker3,
+    read_thinker25,
+)
 from runtime.models.config.onevision_config import OneVisionEncoder, read_onevision
 from runtime.models.config.pixtral_config import PixtralEncoder, read_mistral3, read_pixtral_llava
 from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder, read_qwen3_vl
@@ -104,6 +111,7 @@ MediaConfig = (
     | GlmVisionEncoder
     | InternVlEncoder
     | LlavaEncoder
+    | OmniEncoder
     | OneVisionEncoder
     | PixtralEncoder
     | Qwen3VlEncoder
@@ -137,7 +145,7 @@ def sees_whole_images(encoder: MediaConfig | None) -> bool:
 
 def num_deepstack(encoder: MediaConfig | None) -> int:
     """Layers of the text model behind which features of images are added to hidden states."""
-    return encoder.num_deepstack if isinstance(encoder, Qwen3VlEncoder) else 0
+    return encoder.num_deepstack if isinstance(encoder, Qwen3VlEncoder | OmniEncoder) else 0
 
 
 def slot_bytes(encoder: MediaConfig | None, item: int, num_ranks: int) -> int:
@@ -201,13 +209,19 @@ READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {
     "Gemma3ForConditionalGeneration": read_gemma3,
     "Glm4vForConditionalGeneration": read_glm4v,
     "Glm4vMoeForConditionalGeneration": read_glm4v,
+    "InternVLChatModel": read_internvl_chat,
     "InternVLForConditionalGeneration": read_internvl,
     "LlavaForConditionalGeneration": read_llava,
     "LlavaOnevisionForConditionalGeneration": read_onevision,
     "Mistral3ForConditionalGeneration": read_mistral3,
     "Qwen2AudioForConditionalGeneration": read_qwen2_audio,
     "Qwen2VLForConditionalGeneration": read_qwen2_vl,
+    "Qwen2_5OmniForConditionalGeneration": read_omni25,
+    "Qwen2_5OmniModel": read_omni25,
+    "Qwen2_5OmniThinkerForConditionalGeneration": read_thinker25,
     "Qwen2_5_VLForConditionalGeneration": read_qwen25_vl,
+    "Qwen3OmniMoeForConditionalGeneration": read_omni3,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": read_thinker3,
     "Qwen3VLForConditionalGeneration": read_qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": read_qwen3_vl,
     WHISPER: read_whisper,

@@ -20,9 +20,10 @@ from runtime.models.config.transformers_config import check_own_code
 SHARED = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "quantization_config", "torch_dtype")
 # weights of other parts, by the names that wrappers have for them
 OTHER_WEIGHTS = (
-    r"^(model\.)?(visual|vision_tower|vision_model|vision_encoder|audio_tower|embed_vision|embed_audio"
-    r"|vit_large_projector|vision_language_adapter|pre_mm_projector_norm|multi_modal_projector|mm_projector"
-    r"|vision_projection|patch_merger|image_newline|connector)(\.|$)",
+    r"^(thinker\.)?(model\.)?(visual|mlp1|vision_tower|vision_model|vision_encoder|audio_tower"
+    r"|embed_vision|embed_audio|vit_large_projector|vision_language_adapter|pre_mm_projector_norm"
+    r"|multi_modal_projector|mm_projector|vision_projection|patch_merger|image_newline|connector)(\.|$)",
+    r"^(talker|token2wav|code2wav)\.",
 )
 # what published files leave out of text_config, because it is the default of transformers
 LLAMA: Fields = {
@@ -72,6 +73,19 @@ GEMMA4: Fields = {
 }
 INTERLEAVED: Fields = {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
 GLM_SECTIONS: Fields = {"mrope_section": [8, 12, 12]}
+OMNI_SECTIONS: Fields = {"mrope_section": [16, 24, 24]}
+QWEN2_OMNI: Fields = {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "rope_theta": 1000000.0,
+}
+QWEN3_OMNI: Fields = {"rope_theta": 1000000.0, "norm_topk_prob": True}
+# part of config.json that is that of a wrapper, where the model speaks, too
+THINKER = "thinker_config"
 
 
 class TextModel(Struct, frozen=True):
@@ -99,12 +113,14 @@ TEXT_MODELS = {
     "mistral4": TextModel("Mistral4ForCausalLM"),
     "mistral": TextModel("MistralForCausalLM", MISTRAL),
     "qwen2": TextModel("Qwen2ForCausalLM", QWEN2),
+    "qwen2_5_omni_text": TextModel("Qwen2ForCausalLM", QWEN2_OMNI, OMNI_SECTIONS),
     "qwen2_5_vl_text": TextModel("Qwen2ForCausalLM"),
     "qwen2_vl_text": TextModel("Qwen2ForCausalLM"),
     "qwen3": TextModel("Qwen3ForCausalLM"),
     "qwen3_5_moe_text": TextModel("Qwen3_5MoeForCausalLM"),
     "qwen3_5_text": TextModel("Qwen3_5ForCausalLM"),
     "qwen3_moe": TextModel("Qwen3MoeForCausalLM"),
+    "qwen3_omni_moe_text": TextModel("Qwen3MoeForCausalLM", QWEN3_OMNI, INTERLEAVED),
     "qwen3_vl_moe_text": TextModel("Qwen3VLMoeTextForCausalLM", rope=INTERLEAVED),
     "qwen3_vl_text": TextModel("Qwen3ForCausalLM", rope=INTERLEAVED),
     "step3p5": TextModel("Step3p5ForCausalLM"),
@@ -119,6 +135,7 @@ WRAPPERS = {
     "Gemma4UnifiedForConditionalGeneration": "gemma4_unified_text",
     "Glm4vForConditionalGeneration": "glm4v_text",
     "Glm4vMoeForConditionalGeneration": "glm4v_moe_text",
+    "InternVLChatModel": "qwen2",
     "InternVLForConditionalGeneration": "qwen2",
     "KimiK25ForConditionalGeneration": "deepseek_v3",
     "Llama4ForConditionalGeneration": "llama4_text",
@@ -129,6 +146,11 @@ WRAPPERS = {
     "Qwen2AudioForConditionalGeneration": "qwen2",
     "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
+    "Qwen2_5OmniForConditionalGeneration": "qwen2_5_omni_text",
+    "Qwen2_5OmniModel": "qwen2_5_omni_text",
+    "Qwen2_5OmniThinkerForConditionalGeneration": "qwen2_5_omni_text",
+    "Qwen3OmniMoeForConditionalGeneration": "qwen3_omni_moe_text",
+    "Qwen3OmniMoeThinkerForConditionalGeneration": "qwen3_omni_moe_text",
     "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
     "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
@@ -140,7 +162,9 @@ WRAPPERS = {
 def text_part(architecture: str, fields: Fields) -> Fields:
     """config.json of the text model in a wrapper. Raises ModelError for parts that are no objects, and for a
     text model without a row here."""
-    text = fields.get("text_config")
+    if isinstance(thinker := fields.get(THINKER), dict):
+        fields = {name: fields[name] for name in SHARED if name in fields} | thinker
+    text = fields.get("text_config", fields.get("llm_config"))
     if text is None:
         text = fields  # older files have one level
     if not isinstance(text, dict):

@@ -18,6 +18,7 @@ from runtime.models.config.gemma_vision_config import Gemma3Encoder
 from runtime.models.config.glm_vision_config import GlmVisionEncoder
 from runtime.models.config.internvl_config import InternVlEncoder
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
+from runtime.models.config.omni_config import OmniEncoder
 from runtime.models.config.onevision_config import OneVisionEncoder
 from runtime.models.config.pixtral_config import PixtralEncoder
 from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder
@@ -29,6 +30,7 @@ from runtime.models.vision.gemma_vision import Gemma3Vision
 from runtime.models.vision.glm_vision import GlmVision
 from runtime.models.vision.internvl import InternVl
 from runtime.models.vision.llava import Llava
+from runtime.models.vision.omni import Omni
 from runtime.models.vision.onevision import OneVision
 from runtime.models.vision.pixtral import Pixtral
 from runtime.models.vision.qwen3_vl import Qwen3Vl
@@ -60,6 +62,8 @@ def open_encoder(device: Device, dtype: torch.dtype, config: MediaConfig) -> Med
             return Gemma3Vision(device, dtype, config)
         case GlmVisionEncoder():
             return GlmVision(device, dtype, config)
+        case OmniEncoder():
+            return Omni(device, dtype, config)
         case OneVisionEncoder():
             return OneVision(device, dtype, config)
         case DualImages():
