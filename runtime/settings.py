@@ -27,6 +27,7 @@ from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config.media_config import sees_whole_images
 from runtime.models.config.model_config import ModelConfig, read_config
+from runtime.models.config.patch_image_config import pixel_ranges
 from runtime.models.config.whisper_config import WhisperEncoder
 from runtime.nodes.addresses import node_environment
 from runtime.options.captures import compiled, graph_sizes, piecewise_sizes
@@ -188,11 +189,13 @@ def open_text(plan: Plan, model: ModelConfig) -> TextSetup:
     else:
         padded = 0 if model.dual is None else model.dual.padded
         vocabulary = Vocabulary.load(Path(plan.model.tokenizer_path), model.vocab_size, padded)
-    templates = chat_templates(vocabulary, plan.api.chat_template, plan.api.hf_chat_template_name)
+    pixels = pixel_ranges(plan.multimodal.mm_process_config)
+    media = open_processor(Path(plan.model.model_path), model.media, vocabulary, pixels)
+    marks = {} if media is None else media.placeholder_ids
+    templates = chat_templates(vocabulary, plan.api.chat_template, plan.api.hf_chat_template_name, marks)
     infill_format = find_format(
         plan.api.completion_template, lambda token: vocabulary.token_id(token) is not None
     )
-    media = open_processor(Path(plan.model.model_path), model.media, vocabulary)
     formats, tree = answer_formats(plan, vocabulary.files), tree_rule(plan, model)
     return TextSetup(vocabulary, templates, infill_format, formats, media, tree)
 

@@ -262,6 +262,10 @@ class TokenizerActor:
                 f"truncate is {truncate}, but the most this server takes is {longest} tokens",
                 param="truncate",
             )
+        if isinstance(prompt, Chat):  # an embedder's last token may be one that ends every text
+            text = self._templates.render(prompt)
+            bos = self._vocabulary.files.special_tokens.get("bos_token", "")
+            prompt = Text(text, add_special=not (bos and text.startswith(bos)))
         if truncate is None and not self._limits.cuts and not isinstance(prompt, Pair):
             return self._encode(prompt), 0
         most = longest if truncate == -1 or (truncate is None and self._limits.cuts) else truncate

@@ -24,8 +24,9 @@ def decode_file(fd: int, request: DecodeRequest) -> tuple[DecodeResult, np.ndarr
         try:
             result, values = _DECODERS[request.kind](file, request)
         except ImportError as error:
+            extra = "heif" if error.name == "pi_heif" else "media"
             raise DecodeError(
-                f"needs {error.name}, which is not installed on this server: {install_line('media')}"
+                f"needs {error.name}, which is not installed on this server: {install_line(extra)}"
             ) from None
     if values.nbytes > request.limits.max_value_bytes:
         raise DecodeError(f"has over {request.limits.max_value_bytes} bytes when it is decoded")

@@ -8,7 +8,9 @@ from PIL import Image, ImageOps
 from runtime.media.decode_messages import DecodeError, File
 from runtime.media.settings import DecodeLimits
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+HEIF = "HEIF"  # of phones' HEIC files, where pi-heif is installed
+HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"mif1", b"msf1")  # ISO/IEC 23008-12, 10
 _HIGH = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")  # modes of more than 8 bits
 
 
@@ -17,18 +19,30 @@ def decode_image(file: File, limits: DecodeLimits) -> np.ndarray:
     what is transparent, over white. Raises DecodeError, and MemoryError."""
     Image.MAX_IMAGE_PIXELS = None  # the size is checked here, before pixels are read
     try:
-        with warnings.catch_warnings(), Image.open(file, formats=FORMATS) as image:
+        with warnings.catch_warnings(), Image.open(file, formats=_formats(file)) as image:
             warnings.simplefilter("ignore")  # of damaged metadata
             _check(image.width, image.height, limits)
             image.load()
             values = np.asarray(_rgb(ImageOps.exif_transpose(image)))
-    except (DecodeError, MemoryError):
+    except (DecodeError, ImportError, MemoryError):
         raise
     except Image.UnidentifiedImageError:
-        raise DecodeError(f"is none of {', '.join(FORMATS)}") from None
+        raise DecodeError(f"is none of {', '.join(FORMATS)} and HEIC") from None
     except Exception as error:  # Pillow raises a dozen kinds for damaged files
         raise DecodeError(f"is a damaged image: {error}") from None
     return values[None]
+
+
+def _formats(file: File) -> tuple[str, ...]:
+    """The formats that a file may have. Raises ImportError for HEIC without pi-heif."""
+    head = file.read(12)
+    file.seek(0)
+    if head[4:8] != b"ftyp" or head[8:12] not in HEIF_BRANDS:
+        return FORMATS
+    import pi_heif
+
+    pi_heif.register_heif_opener(thumbnails=False, decode_threads=1)
+    return (HEIF,)
 
 
 def _check(width: int, height: int, limits: DecodeLimits) -> None:

@@ -5,10 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 import anyio
+import numpy as np
 from anyio.to_thread import run_sync
+from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestError, Unavailable
 from runtime.gil import giving_way
+from runtime.media.budget import ByteBudget
 from runtime.media.decoders import Decoders
 from runtime.media.fetch import Fetcher
 from runtime.media.local_file import open_local
@@ -34,6 +37,7 @@ class MediaLoader:
         self._fetches = anyio.CapacityLimiter(settings.max_fetches)
         self._places = anyio.CapacityLimiter(settings.max_decoders)
         self._decoders = Decoders(settings.decode, environment)
+        self._memory = ByteBudget(settings.max_host_bytes)
 
     async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
         """The decoded files, in the order of `sources`; each file that is named twice is loaded twice. Raises
@@ -52,6 +56,10 @@ class MediaLoader:
             assert limit.cancelled_caught, "a file that is not loaded has an error, or the time is over"
             raise self._too_late(late)
         return [one.media for one in loads if one.media is not None]
+
+    def hold(self, values: np.ndarray) -> None:
+        """Counts an array that a file was prepared to as memory in use, until it is gone. Thread-safe."""
+        self._memory.hold(values)
 
     async def aclose(self) -> None:
         """Ends the processes."""
@@ -81,8 +89,24 @@ class MediaLoader:
                 fd, is_base64 = out.fd, await self._collect(source, out)
             one.is_waiting = True
             async with self._places:
-                one.is_waiting = False
-                return await self._decoders.decode(source, fd, is_base64, self._settings.timeout_s)
+                media = await self._decode(one, source, fd, is_base64)
+                if not source.has_sound:
+                    return media
+                of_sound = structs.replace(source, kind=MediaKind.AUDIO)
+                return structs.replace(media, sound=await self._decode(one, of_sound, fd, is_base64))
+
+    async def _decode(self, one: "_Load", source: MediaSource, fd: int, is_base64: bool) -> Media:
+        """Decodes the file when there is memory for the largest one."""
+        most = self._settings.decode.max_value_bytes
+        one.is_waiting = one.waits_for_memory = True
+        await self._memory.take(most)
+        try:
+            one.is_waiting = one.waits_for_memory = False
+            media = await self._decoders.decode(source, fd, is_base64, self._settings.timeout_s)
+            self._memory.hold(media.values)
+        finally:
+            self._memory.give_back(most)
+        return media
 
     async def _collect(self, source: MediaSource, out: Spool) -> bool:
         """Writes the file to `out`. -> whether it is in base64"""
@@ -106,6 +130,12 @@ class MediaLoader:
 
     def _too_late(self, late: Sequence["_Load"]) -> RequestError:
         limit_s, param = self._settings.timeout_s, late[0].source.param
+        if any(one.waits_for_memory for one in late):
+            return Unavailable(
+                f"{param}: files of other requests have the host memory that --mm-host-memory-gb allows; "
+                "send this request again",
+                param=param,
+            )
         if all(one.is_waiting for one in late):
             return Unavailable(
                 f"{param}: the server has too many files to load at the moment; send this request again",
@@ -126,6 +156,7 @@ class _Load:
     def __init__(self, source: MediaSource) -> None:
         self.source = source
         self.is_waiting = True  # for its turn, while others are fetched or decoded
+        self.waits_for_memory = False
         self.media: Media | None = None
         self.error: RequestError | None = None
 
@@ -144,7 +175,7 @@ def check_counts(sources: Sequence[MediaSource], max_files: Mapping[MediaKind, i
 
 
 def _check_size(source: MediaSource, loads: Sequence[_Load]) -> None:
-    num_bytes = sum([one.media.values.nbytes for one in loads if one.media is not None])
+    num_bytes = sum([one.media.num_bytes for one in loads if one.media is not None])
     if num_bytes > MAX_VALUE_BYTES:
         raise InvalidRequest(
             f"{source.param}: the files of this request have over {MAX_VALUE_BYTES} bytes when they are "

@@ -9,6 +9,7 @@ from runtime.messages.media import MediaKind
 MAX_FILES = 256  # images, videos and sounds of one request, where no option says otherwise
 MAX_FILE_BYTES = {MediaKind.IMAGE: 32 << 20, MediaKind.VIDEO: 256 << 20, MediaKind.AUDIO: 64 << 20}
 MAX_VALUE_BYTES = 1 << 30  # decoded arrays of one request
+MAX_HOST_BYTES = 8 << 30  # decoded and prepared arrays of all requests, where no option says otherwise
 FRAMES_PER_S = 2.0  # of a video, where no option says otherwise
 MAX_FRAMES = 128  # of a video, where no option says otherwise
 
@@ -34,6 +35,7 @@ class MediaSettings(Struct, frozen=True, kw_only=True):
     timeout_s: float = 10.0  # for all files of one request: --mm-per-request-timeout
     max_fetches: int = 32  # files that are fetched at once: --mm-max-concurrent-calls
     max_decoders: int = 2  # files that are decoded at once
+    max_host_bytes: int = MAX_HOST_BYTES  # decoded and prepared arrays: --mm-host-memory-gb
     # most files of each kind in one request: --limit-mm-data-per-request; a kind that is not named has
     # MAX_FILES
     max_files: Mapping[MediaKind, int] = {}

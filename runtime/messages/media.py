@@ -35,6 +35,7 @@ class MediaSource(Struct, frozen=True, kw_only=True):
     data: bytes = b""
     base64: str = ""  # the file in base64, as a client sent it; "": `url` or `data` names it
     decoded: "Media | None" = None  # in place of all of these
+    has_sound: bool = False  # VIDEO: its sound is wanted, too
 
 
 class Media(Struct, frozen=True, kw_only=True):
@@ -50,6 +51,27 @@ class Media(Struct, frozen=True, kw_only=True):
     frame_times_s: tuple[float, ...] = ()  # VIDEO: when each of the frames is shown
     num_images: int = 1  # IMAGE: of its prompt, with this one
     image_index: int = 0  # IMAGE: how many of these stand before it
+    sound: "Media | None" = None  # VIDEO: what is heard in it, where that is wanted
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.values.nbytes + (0 if self.sound is None else self.sound.values.nbytes)
+
+
+class TokenGrid(Struct, frozen=True, array_like=True):
+    """Tokens that stand in a grid of frames, rows and columns: a token's rotary positions are the position
+    that the first one would have in a text, and in each direction its place in the grid."""
+
+    offset: int  # of the first token from MediaInput.start
+    frames: int
+    rows: int
+    columns: int
+    back: int = 0  # positions that the grid begins before that of a text
+    time: int = 0  # position of its first frame in the grid
+    advance: int = (
+        -1
+    )  # positions from there to what follows the grid; -1: it follows the greatest in the grid
 
 
 class MediaInput(Struct, frozen=True, kw_only=True):
@@ -62,9 +84,9 @@ class MediaInput(Struct, frozen=True, kw_only=True):
     values: np.ndarray  # float32: patches or mel features, in the shape that the encoder declares
     # frames, rows and columns of patches; of a sound the frames of its spectrogram, 1 and 1
     grid: tuple[int, int, int] = (1, 1, 1)
-    # grids of its tokens where rotary positions know these (layers/rotary.py): offset of the first token from
-    # `start`, frames, rows and columns of each; (): its tokens have positions as all others
-    token_grids: tuple[tuple[int, int, int, int], ...] = ()
+    # grids of its tokens where rotary positions know these (layers/rotary.py); (): its tokens have positions
+    # as all others
+    token_grids: tuple[TokenGrid, ...] = ()
     frame_step: float = 1.0  # positions from one frame of a grid to the next
 
 

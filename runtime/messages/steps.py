@@ -65,8 +65,8 @@ class Admit(Struct, frozen=True, array_like=True):
     second_at: int = 0  # position of the second text of a pair, as in Request.second_at
     lora_slot: int = -1  # LoRA slot of its adapter; -1: no adapter
     length: int = 0  # tokens whose keys and values are in its pages already
-    # float64 [grids * 5]: first position, frames, rows and columns of tokens that stand in a grid (M-RoPE),
-    # and positions from one frame to the next
+    # float64 [grids * 8], of tokens that stand in a grid (M-RoPE): place of the first one, frames, rows and
+    # columns, positions from one frame to the next, and back, time and advance as in TokenGrid
     grids: np.ndarray = NO_GRIDS
 
 

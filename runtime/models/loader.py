@@ -46,7 +46,7 @@ from runtime.models.transposed_tensors import untransposed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # in front of the names of a model's layers; removed in this order
-PREFIXES = ("model.", "language_model.", "model.", "bert.", "roberta.", "distilbert.")
+PREFIXES = ("thinker.", "model.", "language_model.", "model.", "bert.", "roberta.", "distilbert.")
 ENCODER = "media_encoder."  # in front of the names of an encoder's layers, which are those of no decoder
 LEAVES = {  # other names of the same
     "weight_scale_inv": "weight_scale",

@@ -13,6 +13,7 @@ from torch import Tensor
 from runtime.errors import ModelError
 from runtime.layers.weight import Index, TensorReader
 from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.pixtral_config import PixtralEncoder
 
 OUTER = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
 LAYER = {
@@ -37,6 +38,26 @@ LAYER = {
     "shared_experts.w2": "mlp.shared_experts.down_proj",
     "shared_experts.w3": "mlp.shared_experts.up_proj",
 }
+OF_IMAGES = {
+    "vision_encoder.patch_conv": "vision_tower.patch_conv",
+    "vision_encoder.ln_pre": "vision_tower.ln_pre",
+    "vision_language_adapter.w_in": "multi_modal_projector.linear_1",
+    "vision_language_adapter.w_out": "multi_modal_projector.linear_2",
+    "pre_mm_projector_norm": "multi_modal_projector.norm",
+    "patch_merger.merging_layer": "multi_modal_projector.patch_merger.merging_layer",
+}
+TOWER_LAYER = {
+    "attention_norm": "attention_norm",
+    "ffn_norm": "ffn_norm",
+    "attention.wq": "attention.q_proj",
+    "attention.wk": "attention.k_proj",
+    "attention.wv": "attention.v_proj",
+    "attention.wo": "attention.o_proj",
+    "feed_forward.w1": "feed_forward.gate_proj",
+    "feed_forward.w2": "feed_forward.down_proj",
+    "feed_forward.w3": "feed_forward.up_proj",
+}
+IN_TOWER = re.compile(r"vision_encoder\.transformer\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"(?:feed_forward\.)?experts\.(\d+)\.(w[123])")
 EXPERT_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 LEAVES = {"qscale_weight": "weight_scale", "qscale_act": "input_scale"}
@@ -86,6 +107,10 @@ def mistral_tensor(
     if found is None:
         return name, file, reader
     layer, module, leaf = found[1], found[2], found[3]
+    if layer is None and isinstance(config.media, PixtralEncoder) and (own := _of_images(module)) is not None:
+        if module.endswith(("attention.wq", "attention.wk")):
+            reader = PairedRows(reader, config.media.num_heads, name)
+        return f"{own}.{leaf}", file, reader
     known = OUTER.get(module) if layer is None else _in_layer(module)
     if known is None:
         return name, file, reader
@@ -95,6 +120,15 @@ def mistral_tensor(
         reader = PairedRows(reader, heads, name)
     prefix = "" if layer is None else f"model.layers.{layer}."
     return f"{prefix}{known}.{LEAVES.get(leaf, leaf)}", file, reader
+
+
+def _of_images(module: str) -> str | None:
+    """The name of a module of the vision tower or its projector in the Hugging Face layout; None: it is
+    none."""
+    if (found := IN_TOWER.fullmatch(module)) is None:
+        return OF_IMAGES.get(module)
+    inner = TOWER_LAYER.get(found[2])
+    return None if inner is None else f"vision_tower.transformer.layers.{found[1]}.{inner}"
 
 
 def _in_layer(module: str) -> str | None:

@@ -181,6 +181,7 @@ def _choose_kernels(c: Choices, model: ModelFacts, device: DeviceFacts, machine:
         c.auto(kernels.phase_backend, c["attention_backend"], name=f"{phase}_attention_backend")
     c.auto(model_options.enable_multimodal, model, c["enable_dp_attention"], c["prefill_attention_backend"])
     c.auto(kernels.sampling_backend, device)
+    c.auto(kernels.mm_attention_backend, device)
     c.auto(kernels.fp8_gemm_backend, device)
     c.auto(experts.moe_runner_backend, device)
     c.auto(kernels.grammar_backend, device, machine, model, c["skip_tokenizer_init"])

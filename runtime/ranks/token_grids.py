@@ -11,12 +11,16 @@ from torch import Tensor
 
 from runtime.layers.upload import upload_int64
 
+NUMBERS = 8  # of a grid: place of the first token, frames, rows, columns, step, back, time, advance
+
 
 class TokenGrids:
     """The grids of each slot."""
 
     def __init__(self, num_slots: int, torch_device: torch.device) -> None:
-        self._grids: dict[int, np.ndarray] = {}  # of slots that have some: float64 [grids, 5], as Admit.grids
+        self._grids: dict[
+            int, np.ndarray
+        ] = {}  # of slots that have some: float64 [grids, NUMBERS], as Admit.grids
         self._shifts = np.zeros(num_slots, np.int64)  # what is added to places behind all grids
         self._torch_device = torch_device
         self._reserved: Tensor | None = None
@@ -39,8 +43,8 @@ class TokenGrids:
             return
         self._grids.pop(slot, None)
         if len(grids):
-            self._grids[slot] = grids.reshape(-1, 5)
-        self._shifts[slot] = sum(shift_of(*numbers) for numbers in grids.reshape(-1, 5)[:, 1:].tolist())
+            self._grids[slot] = grids.reshape(-1, NUMBERS)
+        self._shifts[slot] = sum(shift_of(numbers) for numbers in grids.reshape(-1, NUMBERS).tolist())
         if self._reserved is not None:
             self._reserved[slot] = int(self._shifts[slot])
 
@@ -64,14 +68,14 @@ def put_positions(positions: np.ndarray, places: np.ndarray, grids: np.ndarray) 
     """Makes positions, int64 [n, 3], of places, int64 [n], and the grids of their sequence."""
     for numbers in grids.tolist():
         first, frames, rows, columns = map(int, numbers[:4])
-        size, step = frames * rows * columns, numbers[4]
+        size, step, back, time = frames * rows * columns, numbers[4], int(numbers[5]), int(numbers[6])
         inside = (places >= first) & (places < first + size)
         offsets = places[inside] - first
         within = np.stack(np.unravel_index(offsets, (frames, rows, columns)), axis=1)
-        within[:, 0] = frame_positions(within[:, 0], step)
-        positions[inside] += within
+        within[:, 0] = frame_positions(within[:, 0], step) + time
+        positions[inside] += within - back
         positions[inside] -= offsets[:, None]
-        positions[places >= first + size] += shift_of(frames, rows, columns, step)
+        positions[places >= first + size] += shift_of(numbers)
 
 
 def frame_positions(frames: np.ndarray, step: float) -> np.ndarray:
@@ -79,8 +83,10 @@ def frame_positions(frames: np.ndarray, step: float) -> np.ndarray:
     return (frames.astype(np.float32) * np.float32(step)).astype(np.int64)
 
 
-def shift_of(frames: float, rows: float, columns: float, step: float) -> int:
-    """What is added to places behind a grid: text goes on behind the greatest position in it (Wang et al.,
-    2024, 2.1)."""
-    last = int(frame_positions(np.array([frames - 1]), step)[0])
-    return int(max(last + 1, rows, columns) - frames * rows * columns)
+def shift_of(numbers: list[float]) -> int:
+    """What is added to places behind a grid, as Admit.grids has its numbers: text goes on behind the greatest
+    position in it (Wang et al., 2024, 2.1), if the grid does not say where."""
+    _, frames, rows, columns, step, back, time, advance = numbers
+    last = int(frame_positions(np.array([frames - 1]), step)[0]) + time
+    behind = max(last + 1, rows, columns) - back if advance < 0 else advance
+    return int(behind - frames * rows * columns)

@@ -157,8 +157,17 @@ def token_grids(media: tuple[MediaInput, ...]) -> np.ndarray:
         [
             number
             for one in media
-            for offset, *sizes in one.token_grids
-            for number in (one.start + offset, *sizes, one.frame_step)
+            for grid in one.token_grids
+            for number in (
+                one.start + grid.offset,
+                grid.frames,
+                grid.rows,
+                grid.columns,
+                one.frame_step,
+                grid.back,
+                grid.time,
+                grid.advance,
+            )
         ],
         np.float64,
     )

@@ -5,7 +5,7 @@ a sandbox (jinja_sandbox.py) with time and output bounded.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from jinja2 import TemplateError, nodes
 
@@ -19,6 +19,7 @@ MAX_CHARS = 16 * 1024 * 1024
 RESERVED = frozenset({"messages", "tools", "chat_template", "continue_final_message", "tokenize", TURN})
 # names of one field; templates read the first, some the second
 REASONING = ("reasoning_content", "thinking", "reasoning")
+NO_MARKS: Mapping[str, str] = {}
 CUT = "\ue000cut here\ue001 "  # private-use characters: no message or template says this
 
 
@@ -26,11 +27,16 @@ class ChatTemplates:
     """The compiled templates of a model, by name. Thread-safe: rendering changes nothing."""
 
     def __init__(
-        self, sources: dict[str, str], special_tokens: dict[str, str], stops: tuple[str, ...] = ()
+        self,
+        sources: dict[str, str],
+        special_tokens: dict[str, str],
+        stops: tuple[str, ...] = (),
+        marks: Mapping[str, str] = NO_MARKS,
     ) -> None:
-        """`stops`: texts that end an answer. Raises ModelError for a template that is not Jinja."""
+        """`stops`: texts that end an answer; `marks`: texts for images, videos and sounds, by the type of a
+        part, where a template takes a string. Raises ModelError for a template that is not Jinja."""
         environment = Sandbox()
-        self.stops = stops
+        self.stops, self._marks = stops, marks
         self._special_tokens = special_tokens
         self.source = sources.get("default")  # of the template for ordinary chats; None: there is none
         self._templates = {}
@@ -65,7 +71,9 @@ class ChatTemplates:
             raise InvalidRequest(
                 f"chat_template_kwargs can't set {min(reserved)}", param="chat_template_kwargs"
             )
-        messages = [_plain_message(message, self._reads_parts[name]) for message in chat.messages]
+        messages = [
+            _plain_message(message, self._reads_parts[name], self._marks) for message in chat.messages
+        ]
         variables: Fields = {
             TURN: Turns(),
             "add_generation_prompt": not chat.continue_final,
@@ -144,17 +152,15 @@ def _reads_parts(tree: nodes.Template) -> bool:
     )
 
 
-def _plain_message(message: Fields, reads_parts: bool) -> Fields:
-    """A message as templates expect it: text parts joined for templates that take strings, arguments as
-    objects, reasoning under each of its names."""
+def _plain_message(message: Fields, reads_parts: bool, marks: Mapping[str, str]) -> Fields:
+    """A message as templates expect it: parts joined for templates that take strings, arguments as objects,
+    reasoning under each of its names."""
     message = dict(message)
     content = message.get("content")
     if isinstance(content, list):
-        texts = [
-            part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
-        ]
-        if not reads_parts and len(texts) == len(content):
-            message["content"] = "\n".join(texts)
+        texts = [_text_of(part, marks) for part in content]
+        if not reads_parts and None not in texts:
+            message["content"] = "\n".join([text for text in texts if text is not None])
         else:
             message["content"] = [dict(part) if isinstance(part, dict) else part for part in content]
     if isinstance(calls := message.get("tool_calls"), list):
@@ -163,6 +169,16 @@ def _plain_message(message: Fields, reads_parts: bool) -> Fields:
     if reasoning is not None:
         message = {"thinking": reasoning} | message | {"reasoning_content": reasoning}
     return message
+
+
+def _text_of(part: JsonValue, marks: Mapping[str, str]) -> str | None:
+    """A part as a text; None: there is no text for it."""
+    if not isinstance(part, dict):
+        return None
+    if isinstance(text := part.get("text"), str):
+        return text
+    kind = part.get("type")
+    return marks.get(kind) if isinstance(kind, str) else None
 
 
 def _plain_call(call: JsonValue) -> JsonValue:

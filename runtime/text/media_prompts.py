@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, RequestError
 from runtime.media_kind import NAMES
-from runtime.messages.media import Media, MediaInput, MediaKind, MediaSource, SoundLimits
+from runtime.messages.media import Media, MediaInput, MediaKind, MediaSource, SoundLimits, TokenGrid
 from runtime.messages.requests import GenerateRequest
 
 NOTHING: Mapping[tuple[int, int], int] = {}
@@ -22,6 +22,10 @@ class MediaLoader(Protocol):
         """The files, in the order of `sources`. Raises RequestError, naming `MediaSource.param`."""
         ...
 
+    def hold(self, values: np.ndarray) -> None:
+        """Counts an array that a file was prepared to as memory in use, until it is gone. Thread-safe."""
+        ...
+
 
 class Prepared(Struct, frozen=True, kw_only=True):
     """A file as the model's encoder takes it, and the tokens that stand for it."""
@@ -32,7 +36,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     token_ids: list[int]  # in place of its placeholder in the prompt
     positions: np.ndarray  # int32: which of these take a row of the encoding each, in order
     grid: tuple[int, int, int] = (1, 1, 1)  # as in MediaInput.grid
-    token_grids: tuple[tuple[int, int, int, int], ...] = ()  # as in MediaInput.token_grids
+    token_grids: tuple[TokenGrid, ...] = ()  # as in MediaInput.token_grids
     frame_step: float = 1.0  # as in MediaInput.frame_step
     # tokens before and behind the placeholder that are replaced with it, where it stands between both
     replaced: tuple[int, int] | tuple[()] = ()
@@ -40,6 +44,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     joined: Mapping[tuple[int, int], int] = NOTHING
     # parts of the file that are encoded apart, whose tokens follow those of this one
     parts: "tuple[Prepared, ...]" = ()
+    inner: tuple["Prepared", ...] = ()  # files whose rows other tokens of `token_ids` take
 
 
 class MediaProcessor(Protocol):
@@ -71,7 +76,7 @@ class MediaPrompts:
     """Prompts of one model that takes images or sounds."""
 
     def __init__(self, processor: MediaProcessor, loader: MediaLoader, *, pools: bool = False) -> None:
-        """`pools`: the model makes vectors, each of a text or of a file."""
+        """`pools`: the model makes vectors, each of a text alone or of a file alone."""
         self.loader, self.pools = loader, pools
         self._processor = processor
 
@@ -86,6 +91,9 @@ class MediaPrompts:
         """The prompt with the tokens of its files, and these as the ranks take them. Thread-safe. Raises
         InvalidRequest."""
         prepared = [self._processor.prepare(one) for one in counted(media)]
+        for one in prepared:
+            for part in (one, *one.inner, *one.parts):
+                self.loader.hold(part.values)
         if self.is_attended:
             return prompt_ids, (attended(prompt_ids, prepared),)
         if self.pools:  # the file is all that there is
@@ -135,11 +143,9 @@ async def load_media(prompts: MediaPrompts | None, request: GenerateRequest) -> 
         raise InvalidRequest(
             f"{param}: this server takes text alone; leave images, videos and sounds out", param=param
         )
-    if request.before is not None or (request.pools and not prompts.pools):
+    if request.before is not None:
         raise InvalidRequest(
-            f"{param}: images, videos and sounds are not possible in sessions, and in embeddings of models "
-            "that embed texts alone; leave them out",
-            param=param,
+            f"{param}: images, videos and sounds are not possible in sessions; leave them out", param=param
         )
     try:
         return await prompts.loader.load(request.media)
@@ -176,7 +182,9 @@ def expand(
         begin, end = replaced(prompt_ids, place, one)
         append(ids, prompt_ids[copied:begin], joined)
         joined = one.joined
-        inputs += [as_input(part, append(ids, part.token_ids, joined)) for part in (one, *one.parts)]
+        start = append(ids, one.token_ids, joined)
+        inputs += [as_input(part, start) for part in (one, *one.inner)]
+        inputs += [as_input(part, append(ids, part.token_ids, joined)) for part in one.parts]
         copied = end
     append(ids, prompt_ids[copied:], joined)
     return ids, tuple(inputs)

@@ -16,12 +16,14 @@ MELS_PER_E = 27.0 / np.log(6.4)
 TOP_HZ = 8000.0
 
 
-def log_mels(samples: np.ndarray, config: MelConfig, frames: int) -> np.ndarray:
-    """The first frames of a sound, float32 [samples], that silence follows up to the longest: float32
-    [feature_size, frames]. `frames` covers all samples, and is at most `config.max_frames`."""
+def log_mels(samples: np.ndarray, config: MelConfig, frames: int, *, ends: bool = False) -> np.ndarray:
+    """The first frames of a sound, float32 [samples], that silence follows up to the longest, or with `ends`
+    its own mirror image: float32 [feature_size, frames]. `frames` covers all samples, but for less than a
+    frame of a sound that ends, and is at most `config.max_frames` of one that does not."""
     size, hop = config.n_fft, config.hop_length
-    whole = np.zeros(config.num_samples, np.float64)
-    whole[: len(samples)] = samples
+    whole = samples.astype(np.float64)
+    if not ends:  # silence beyond what the frames see makes no difference
+        whole = np.pad(whole, (0, max(min(config.num_samples, frames * hop + size) - len(samples), 0)))
     padded = np.pad(whole, size // 2, mode="reflect")
     starts = np.lib.stride_tricks.sliding_window_view(padded, size)[: frames * hop : hop]
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)

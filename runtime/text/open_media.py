@@ -1,10 +1,11 @@
 """What prepares a model's images or sounds, by its encoder."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from runtime.errors import ModelError
-from runtime.messages.media import TranscriptionFacts
+from runtime.messages.media import MediaKind, TranscriptionFacts
 from runtime.models.config.audio_config import QwenAudioEncoder
 from runtime.models.config.dual_config import DualImages, read_dual_images
 from runtime.models.config.gemma_vision_config import Gemma3Encoder
@@ -12,26 +13,42 @@ from runtime.models.config.image_config import read_image_config
 from runtime.models.config.internvl_config import InternVlEncoder
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
 from runtime.models.config.mel_config import read_mel_config
+from runtime.models.config.omni_config import OmniEncoder
 from runtime.models.config.onevision_config import OneVisionEncoder
-from runtime.models.config.patch_image_config import read_patch_images, read_patch_videos
+from runtime.models.config.patch_image_config import (
+    OF_THE_FILES,
+    PixelRange,
+    read_patch_images,
+    read_patch_videos,
+)
 from runtime.models.config.pixtral_config import PixtralEncoder
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.row_image_config import read_marks, read_row_images
-from runtime.models.config.tile_image_config import read_tile_images
+from runtime.models.config.tile_image_config import read_internvl_tiles
 from runtime.models.config.whisper_config import WhisperEncoder, read_whisper_generation
 from runtime.text.marker_tokens import marker_id
 from runtime.text.media_prompts import MediaProcessor
 from runtime.text.sound_processor import SoundProcessor, WholeSoundProcessor
+from runtime.text.video_sound import SoundMarks
 from runtime.text.vocabulary import Vocabulary
+
+NO_PIXELS: Mapping[MediaKind, PixelRange] = {}
+# names in the tokenizer's files of the tokens around a sound, and their texts in Qwen3-Omni
+SOUND_MARKS = (("audio_bos_token", "<|audio_start|>"), ("audio_eos_token", "<|audio_end|>"))
 
 
 def open_processor(
-    folder: Path, encoder: MediaConfig | None, vocabulary: Vocabulary
+    folder: Path,
+    encoder: MediaConfig | None,
+    vocabulary: Vocabulary,
+    pixels: Mapping[MediaKind, PixelRange] = NO_PIXELS,
 ) -> MediaProcessor | None:
-    """What prepares images or sounds for `encoder`, as the model's folder says; None: the model takes text
-    alone. Raises ModelError."""
+    """What prepares images or sounds for `encoder`, as the model's folder says, and `pixels` of the images
+    and frames of models that take any size; None: the model takes text alone. Raises ModelError."""
     if encoder is None:
         return None
+    of_images, of_frames = (pixels.get(kind, OF_THE_FILES) for kind in (MediaKind.IMAGE, MediaKind.VIDEO))
+    _check_ranges(encoder, of_images, of_frames)
     encode = partial(vocabulary.encode, add_special=False)
     if isinstance(encoder, QwenAudioEncoder):
         return SoundProcessor(encoder, read_mel_config(folder, encoder))
@@ -42,6 +59,7 @@ def open_processor(
         from runtime.text.gemma_image_processor import GemmaImageProcessor, read_gemma_images
         from runtime.text.image_openers import open_images
         from runtime.text.image_processor import ClipImageProcessor
+        from runtime.text.omni_processor import OmniProcessor
         from runtime.text.onevision_processor import OneVisionProcessor, read_tiles
         from runtime.text.patch_image_processor import PatchImageProcessor
         from runtime.text.row_image_processor import RowImageProcessor
@@ -66,21 +84,36 @@ def open_processor(
                 marker_id(vocabulary, vocabulary.files.special_tokens.get(name, default))
                 for name, default in (("start_image_token", "<img>"), ("end_image_token", "</img>"))
             ]
-            return TileImageProcessor(
-                encoder, read_tile_images(folder, encoder.image_size), (marks[0], marks[1])
-            )
+            tiles = read_internvl_tiles(folder, encoder)
+            places = tile_placeholders(encoder, vocabulary)
+            return TileImageProcessor(encoder, tiles, (marks[0], marks[1]), places, encode)
         case PixtralEncoder():
             texts = read_marks(folder)
             break_id, end_id = (
                 marker_id(vocabulary, text) for text in (texts.image_break_token, texts.image_end_token)
             )
             return RowImageProcessor(encoder, read_row_images(folder, encoder), break_id, end_id)
+        case OmniEncoder(vision=vision):
+            images = read_patch_images(folder, vision, of_images)
+            videos = read_patch_videos(folder, vision, images, of_frames)
+            patches = PatchImageProcessor(vision, images, videos, encode)
+            mels = read_mel_config(folder, encoder.audio)
+            return OmniProcessor(encoder, patches, mels, sound_marks(encoder, vocabulary))
         case QwenVlEncoder():
-            images = read_patch_images(folder, encoder)
-            videos = read_patch_videos(folder, encoder, images)
+            images = read_patch_images(folder, encoder, of_images)
+            videos = read_patch_videos(folder, encoder, images, of_frames)
             return PatchImageProcessor(encoder, images, videos, encode)
         case _:
             return open_images(folder, encoder, vocabulary)
+
+
+def _check_ranges(encoder: MediaConfig, *ranges: PixelRange) -> None:
+    """Raises ModelError for ranges of pixels where a model's images have sizes of their own."""
+    if not isinstance(encoder, QwenVlEncoder | OmniEncoder) and set(ranges) != {OF_THE_FILES}:
+        raise ModelError(
+            "--mm-process-config: min_pixels and max_pixels are for models of the Qwen-VL line and GLM-4.1V; "
+            "images of this one have the sizes of its files: leave both out"
+        )
 
 
 def open_transcription(folder: Path, processor: MediaProcessor | None) -> TranscriptionFacts | None:
@@ -95,3 +128,25 @@ def open_transcription(folder: Path, processor: MediaProcessor | None) -> Transc
         suppressed=tuple([id for id in generation.suppress_tokens or () if id >= 0]),
         has_languages=generation.is_multilingual,
     )
+
+
+def tile_placeholders(encoder: InternVlEncoder, vocabulary: Vocabulary) -> dict[MediaKind, int]:
+    """The tokens that stand for images and, where the tokenizer has one, for videos. Raises ModelError."""
+    names = vocabulary.files.special_tokens
+    is_known = encoder.authors is None
+    image_id = encoder.placeholder_id if is_known else marker_id(vocabulary, "<IMG_CONTEXT>")
+    video_id = vocabulary.token_id(names.get("video_token", "<video>"))
+    return {MediaKind.IMAGE: image_id} | ({} if video_id is None else {MediaKind.VIDEO: video_id})
+
+
+def sound_marks(encoder: OmniEncoder, vocabulary: Vocabulary) -> SoundMarks | None:
+    """Tokens around the sound of a video; None: neither config.json nor the tokenizer names them."""
+    ids = encoder.audio_marks
+    if ids is None:
+        names = vocabulary.files.special_tokens
+        texts = [names.get(name, default) for name, default in SOUND_MARKS]
+        start_id, end_id = (vocabulary.token_id(text) for text in texts)
+        ids = None if start_id is None or end_id is None else (start_id, end_id)
+    if ids is None:
+        return None
+    return SoundMarks(start_id=ids[0], end_id=ids[1], chunk_positions=encoder.chunk_positions)

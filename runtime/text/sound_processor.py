@@ -35,10 +35,7 @@ class SoundProcessor:
         frames = min(-(-count // config.hop_length), config.max_frames)
         rows = num_rows(frames)
         if not rows:
-            raise InvalidRequest(
-                f"{media.param}: {count} samples are too short for the model; send a longer sound",
-                param=media.param,
-            )
+            raise too_short(media)
         return Prepared(
             kind=MediaKind.AUDIO,
             digest=sha256(media.digest + config.digest_text).digest(),
@@ -74,15 +71,25 @@ class WholeSoundProcessor:
         )
 
 
-def checked_samples(media: Media, config: MelConfig, kinds: frozenset[MediaKind]) -> int:
-    """How many samples a sound has. Raises InvalidRequest for what is none, has another rate, or is too
-    long."""
+def too_short(media: Media) -> InvalidRequest:
+    """The error for a sound that has no row."""
+    return InvalidRequest(
+        f"{media.param}: {len(media.values)} samples are too short for the model; send a longer sound",
+        param=media.param,
+    )
+
+
+def checked_samples(
+    media: Media, config: MelConfig, kinds: frozenset[MediaKind], max_s: float | None = None
+) -> int:
+    """How many samples a sound has. `max_s`: seconds of the longest; None: as `config` says. Raises
+    InvalidRequest for what is none, has another rate, or is too long."""
     check_kind(media, kinds)
-    count = len(media.values)
-    if media.rate != config.sampling_rate or count > config.num_samples:
+    count, max_s = len(media.values), config.chunk_length if max_s is None else max_s
+    if media.rate != config.sampling_rate or count > max_s * config.sampling_rate:
         raise InvalidRequest(
             f"{media.param}: the model takes {config.sampling_rate} samples a second for up to "
-            f"{config.chunk_length} s, and the sound has {count} at {media.rate:g} a second; send it in "
+            f"{max_s:g} s, and the sound has {count} at {media.rate:g} a second; send it in "
             "parts",
             param=media.param,
         )

@@ -7,6 +7,7 @@ from math import floor
 import numpy as np
 from msgspec import Struct
 
+from runtime.messages.media import TokenGrid
 from runtime.models.config.encoder_parts import MomentMarks
 
 
@@ -15,13 +16,13 @@ class TokenLayout(Struct, frozen=True):
 
     token_ids: list[int]
     positions: np.ndarray
-    token_grids: tuple[tuple[int, int, int, int], ...]
+    token_grids: tuple[TokenGrid, ...]
 
 
 def one_grid(placeholder_id: int, grid: tuple[int, int, int]) -> TokenLayout:
     """Tokens in one grid of frames, rows and columns, with nothing between them."""
     count = grid[0] * grid[1] * grid[2]
-    return TokenLayout([placeholder_id] * count, np.arange(count, dtype=np.int32), ((0, *grid),))
+    return TokenLayout([placeholder_id] * count, np.arange(count, dtype=np.int32), (TokenGrid(0, *grid),))
 
 
 def moments_apart(
@@ -34,14 +35,14 @@ def moments_apart(
     seconds; `encode`: makes tokens of text, of each time by itself."""
     size = grid[1] * grid[2]
     ids: list[int] = []
-    grids: list[tuple[int, int, int, int]] = []
+    grids: list[TokenGrid] = []
     for time_s in times_s:
         text = encode(marks.form.format(time_s))
         ids += [*text, marks.start_id] if marks.time_first else [marks.start_id]
-        grids.append((len(ids), 1, grid[1], grid[2]))
+        grids.append(TokenGrid(len(ids), 1, grid[1], grid[2]))
         ids += [marks.row_id] * size
         ids += [marks.end_id] if marks.time_first else [marks.end_id, *text]
-    starts = np.array([first for first, *_ in grids], np.int32)
+    starts = np.array([one.offset for one in grids], np.int32)
     positions = (starts[:, None] + np.arange(size, dtype=np.int32)).ravel()
     return TokenLayout(ids, positions, tuple(grids))
 

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
-import numpy as np
 
 import runtime
 from runtime.engine import Answer
 from runtime.scheduling.encodings import Encodings
 from runtime.scheduling.scheduler import Scheduler
-from tests.models.make_media import ArrayLoader
+from tests.models.make_media import ArrayLoader, File
 
 COUNT = 8
 OPTIONS: dict[str, Any] = {
@@ -21,7 +20,7 @@ OPTIONS: dict[str, Any] = {
     "page_size": 4,
 }
 GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": COUNT, "ignore_eos": True}
-Prompt = tuple[list[int], list[np.ndarray]]  # with one placeholder an image, and the images
+Prompt = tuple[list[int], Sequence[File]]  # with one placeholder a file, and the files
 
 
 class Images:
@@ -34,7 +33,7 @@ class Images:
         assert media is not None
         media.loader = self._loader
 
-    async def ask(self, prompt: list[int], images: Sequence[np.ndarray], **params: Any) -> Answer:
+    async def ask(self, prompt: list[int], images: Sequence[File], **params: Any) -> Answer:
         sources = [self._loader.source(image) for image in images]
         return await self.engine.generate(prompt, media=sources, **GREEDY | params)
 

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tokenizers import Tokenizer
 
 import runtime
 from runtime.errors import InvalidRequest, ModelError
 from tests.e2e.image_engine import COUNT, OPTIONS, Images
-from tests.models.make_images import Family, Rows, Tiles, greedy_images
-from tests.models.make_media import PLACEHOLDER, picture
+from tests.models.make_images import Family, Rows, Tiles, greedy_images, write_internvl_chat
+from tests.models.make_media import PLACEHOLDER, VIDEO_PLACEHOLDER, name_placeholder, picture
+from tests.models.write_mistral import write_mistral
 
 TEXT, MORE = list(b"what is"), list(b" and this? ")
 A, B, SMALL = picture(1, 30, 60), picture(2, 90, 30), picture(3, 7, 9)
@@ -69,6 +72,60 @@ async def test_tokens_equal_transformers(options: dict[str, Any], made: tuple[Pa
             assert answer.finish.prompt_tokens == expected[name][1]
         assert await images.ask_all(PROMPTS) == {name: tokens for name, (tokens, _) in expected.items()}
         assert images.encodings.num_encoded == 3, "each image is encoded once"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("merge", [1, 2])
+async def test_files_in_mistrals_own_layout(merge: int, tmp_path: Path) -> None:
+    """params.json and consolidated.safetensors, without any other file that speaks of images."""
+    family = Rows(merge, hidden_act="silu")
+    model = family.make(tmp_path / "hf")
+    write_mistral(tmp_path / "hf", tmp_path / "own")
+    async with runtime.Engine(model_path=str(tmp_path / "own"), **OPTIONS) as engine:
+        images = Images(engine)
+        for name, prompt in PROMPTS.items():
+            expected = greedy_images(family, model, *prompt, COUNT)
+            assert (await images.ask(*prompt)).token_ids == expected[0], name
+
+
+@pytest.mark.anyio
+async def test_videos_of_internvl_are_numbered_frames(tmp_path: Path) -> None:
+    family = Tiles()
+    model = family.make(tmp_path)
+    name_placeholder(tmp_path, "<video>", "", VIDEO_PLACEHOLDER)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    film = np.random.default_rng(4).integers(0, 256, (3, 30, 20, 3), dtype=np.uint8)
+    pixels, shown = family.frames(film, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
+    image, tiles = family.prepare([A])
+    tokens = [*TEXT, *shown, *MORE, *tiles[0]]
+    start = len(tokens)
+    with torch.inference_mode():
+        for _ in range(COUNT):
+            given = torch.cat((pixels, image["pixel_values"]))
+            logits = model(input_ids=torch.tensor([tokens]), pixel_values=given, use_cache=False).logits
+            tokens.append(int(logits[0, -1].argmax()))
+    async with runtime.Engine(model_path=str(tmp_path), **OPTIONS | {"chunked_prefill_size": 9}) as engine:
+        answer = await Images(engine).ask([*TEXT, VIDEO_PLACEHOLDER, *MORE, PLACEHOLDER], [film, A])
+    assert answer.finish is not None
+    assert (answer.token_ids, answer.finish.prompt_tokens) == (tokens[start:], start)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("own", [{}, {"use_qk_norm": True, "norm_type": "rms_norm", "attention_bias": True}])
+async def test_internvl_in_its_authors_layout(own: dict[str, Any], tmp_path: Path) -> None:
+    """InternVLChatModel: other names in config.json and of tensors, tiles as config.json says, and a chat
+    template that takes strings."""
+    family = Tiles(**own)
+    (tmp_path / "hf").mkdir()
+    model = family.make(tmp_path / "hf")
+    write_internvl_chat(tmp_path / "hf", tmp_path / "own")
+    async with runtime.Engine(model_path=str(tmp_path / "own"), **OPTIONS) as engine:
+        images = Images(engine)
+        for name, prompt in PROMPTS.items():
+            expected = greedy_images(family, model, *prompt, COUNT)
+            assert (await images.ask(*prompt)).token_ids == expected[0], name
+        with pytest.raises(InvalidRequest, match="takes images, and no videos"):
+            await images.ask([*TEXT], [A[None]])
 
 
 @pytest.mark.anyio

@@ -40,6 +40,9 @@ def picture(data: bytes, **limits: Any) -> np.ndarray:
         ("WEBP", {"quality": 95}, 24),
         ("JPEG", {"quality": 95}, 12),
         ("GIF", {}, 40),
+        ("TIFF", {}, 0),
+        ("TIFF", {"compression": "tiff_lzw"}, 0),
+        ("TIFF", {"compression": "jpeg", "quality": 95}, 12),
     ],
 )
 def test_images_have_their_pixels(kind: str, more: dict[str, Any], most: int) -> None:
@@ -72,6 +75,7 @@ def test_colours_of_print_become_those_of_screens() -> None:
 def test_sixteen_bits_are_scaled_not_cut() -> None:
     deep = np.array([[0, 0x0180, 0x8000, 0xFFFF]], np.uint16)
     assert picture(image("PNG", deep))[0, 0, :, 0].tolist() == [0, 1, 128, 255]
+    assert picture(image("TIFF", deep))[0, 0, :, 0].tolist() == [0, 1, 128, 255]
 
 
 def test_transparency_is_over_white() -> None:
@@ -101,6 +105,7 @@ def bomb(side: int) -> bytes:
     [
         (image("PNG")[:100], "damaged image"),
         (image("JPEG")[:400], "damaged image"),
+        (image("TIFF")[:400], "damaged image|none of"),
         (b"", "none of PNG, JPEG"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "none of PNG, JPEG"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n", "none of PNG, JPEG"),
@@ -108,7 +113,7 @@ def bomb(side: int) -> bytes:
         (b"\x89PNG\r\n\x1a\n" + b"\xff" * 64, "none of PNG, JPEG"),
         (video("mp4", "mpeg4"), "none of PNG, JPEG"),
     ],
-    ids=["png", "jpeg", "empty", "svg", "eps", "bomb", "junk", "video"],
+    ids=["png", "jpeg", "tiff", "empty", "svg", "eps", "bomb", "junk", "video"],
 )
 def test_bad_images_are_refused(data: bytes, words: str) -> None:
     with pytest.raises(DecodeError, match=words):

@@ -2,12 +2,14 @@
 them."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     InternVLConfig,
     InternVLForConditionalGeneration,
@@ -17,6 +19,7 @@ from transformers import (
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
 )
+from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
@@ -80,8 +83,9 @@ def write(model: PreTrainedModel, folder: Path, preparation: dict[str, Any], mar
 class Rows:
     """Pixtral, or with `merge` 2 Mistral Small 3.1 and its successors, by their `text` models."""
 
-    def __init__(self, merge: int, text: str = "mistral") -> None:
-        self.unit, self.text = merge * PATCH, text
+    def __init__(self, merge: int, text: str = "mistral", **own: Any) -> None:
+        """`own`: fields of vision_config."""
+        self.unit, self.text, self.vision = merge * PATCH, text, PIXTRAL | own
         self.is_mistral3 = merge > 1
 
     def make(self, folder: Path) -> PreTrainedModel:
@@ -92,7 +96,7 @@ class Rows:
             text = SIZES | TEXTS[self.text] | {"model_type": self.text}
             model = Mistral3ForConditionalGeneration(
                 Mistral3Config(
-                    vision_config=PIXTRAL,
+                    vision_config=self.vision,
                     text_config=text,
                     image_token_index=PLACEHOLDER,
                     tie_word_embeddings=self.text == "mistral",
@@ -102,7 +106,7 @@ class Rows:
             text = SIZES | {"model_type": "mistral", "sliding_window": None}
             own = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
             model = LlavaForConditionalGeneration(
-                LlavaConfig(vision_config=PIXTRAL, text_config=text, image_token_id=PLACEHOLDER, **own)
+                LlavaConfig(vision_config=self.vision, text_config=text, image_token_id=PLACEHOLDER, **own)
             )
         write(model.eval(), folder, ROW_PREPARATION, ("[IMG_BREAK]", "[IMG_END]"))
         return model
@@ -145,6 +149,77 @@ class Tiles:
             for count in found["num_patches"].tolist()
         ]
         return {"pixel_values": found["pixel_values"]}, tokens
+
+    def frames(self, video: np.ndarray, encode: Callable[[str], list[int]]) -> tuple[torch.Tensor, list[int]]:
+        """Pixels of a video [frames, height, width, 3], each frame as one tile, and its tokens as
+        InternVLProcessor writes them. `encode`: the tokens of a text."""
+        found = GotOcr2ImageProcessorPil(**TILE_PREPARATION, crop_to_patches=False)(
+            list(video), return_tensors="pt"
+        )
+        tokens: list[int] = []
+        for number in range(1, len(video) + 1):
+            tokens += encode(f"Frame{number}: " if number == 1 else f"\nFrame{number}: ")
+            tokens += [FIRST_MARK, *[PLACEHOLDER] * TILE_ROWS, SECOND_MARK]
+        return found["pixel_values"], tokens
+
+
+AUTHORS_NAMES = (  # of transformers' layout of InternVL -> that of its authors, in this order
+    ("vision_tower.embeddings.cls_token", "vision_model.embeddings.class_embedding"),
+    ("vision_tower.embeddings.position_embeddings", "vision_model.embeddings.position_embedding"),
+    ("vision_tower.embeddings.patch_embeddings.projection.", "vision_model.embeddings.patch_embedding."),
+    ("vision_tower.encoder.layer.", "vision_model.encoder.layers."),
+    (".attention.projection_layer.", ".attn.proj."),
+    (".attention.", ".attn."),
+    (".layernorm_before.", ".norm1."),
+    (".layernorm_after.", ".norm2."),
+    (".lambda_1", ".ls1"),
+    (".lambda_2", ".ls2"),
+    ("multi_modal_projector.layer_norm.", "mlp1.0."),
+    ("multi_modal_projector.linear_1.", "mlp1.1."),
+    ("multi_modal_projector.linear_2.", "mlp1.3."),
+)
+JOINED = re.compile(r"(.*\.attn\.)([qkv])_proj\.(weight|bias)")
+
+
+def write_internvl_chat(folder: Path, target: Path) -> None:
+    """Writes a checkpoint of InternVL in the layout of transformers as its authors would (InternVLChatModel),
+    of the same tiles and colors."""
+    target.mkdir()
+    for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        (target / name).write_bytes((folder / name).read_bytes())
+    name_placeholder(target, "<IMG_CONTEXT>", "{{ messages[0].content }}")
+    fields = json.loads((folder / "config.json").read_text())
+    vision, kept = fields["vision_config"], ("hidden_size", "intermediate_size", "num_hidden_layers")
+    kept += ("num_attention_heads", "hidden_act", "norm_type", "layer_norm_eps")
+    own = {name: vision[name] for name in kept} | {"image_size": TILE, "patch_size": PATCH}
+    own |= {"qkv_bias": vision["attention_bias"], "qk_normalization": vision["use_qk_norm"]}
+    config = {
+        "architectures": ["InternVLChatModel"],
+        "llm_config": fields["text_config"] | {"tie_word_embeddings": fields["tie_word_embeddings"]},
+        "vision_config": own,
+        "ps_version": "v2",
+        "dynamic_image_size": True,
+        "use_thumbnail": True,
+        "max_dynamic_patch": TILE_PREPARATION["max_patches"],
+    }
+    (target / "config.json").write_text(json.dumps(config))
+    colors = {"image_mean": OPENAI_CLIP_MEAN, "image_std": OPENAI_CLIP_STD}
+    (target / "preprocessor_config.json").write_text(json.dumps(colors | {"size": TILE, "crop_size": TILE}))
+    found: dict[str, torch.Tensor] = {}
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        name = name.removeprefix("model.")
+        if name.startswith(("language_model.layers.", "language_model.embed", "language_model.norm.")):
+            name = name.replace("language_model.", "language_model.model.", 1)
+        name = f"language_model.{name}" if name.startswith("lm_head.") else name
+        for old, new in AUTHORS_NAMES:
+            name = name.replace(old, new)
+        if (joined := JOINED.fullmatch(name)) and "vision_model" in name:
+            parts.setdefault(f"{joined[1]}qkv.{joined[3]}", {})[joined[2]] = tensor
+        else:
+            found[name] = tensor
+    found |= {name: torch.cat([three[part] for part in "qkv"]) for name, three in parts.items()}
+    save_file(found, target / "model.safetensors")
 
 
 def greedy_images(

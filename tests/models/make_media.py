@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 from transformers import (
     CLIPImageProcessor,
     LlavaConfig,
@@ -175,6 +176,7 @@ def name_placeholder(folder: Path, mark: str, template: str, id: int = PLACEHOLD
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": template}))
 
 
+File = np.ndarray | tuple[np.ndarray, np.ndarray]
 KIND_OF = {1: MediaKind.AUDIO, 3: MediaKind.IMAGE, 4: MediaKind.VIDEO}  # by the dimensions of an array
 
 
@@ -184,25 +186,39 @@ class ArrayLoader:
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
 
-    def source(self, array: np.ndarray) -> MediaSource:
-        """A source whose file is this array: samples at 16 kHz, an image, or frames of a video."""
-        url = f"data:{sha256(array.tobytes()).hexdigest()}"
-        self._arrays[url] = array
-        return MediaSource(kind=KIND_OF[array.ndim], param="media", url=url)
+    def source(self, array: File) -> MediaSource:
+        """A source whose file is this array: samples at 16 kHz, an image, or frames of a video; or frames and
+        samples of a video with its sound."""
+        shown, *sounds = array if isinstance(array, tuple) else (array,)
+        url = f"data:{sha256(b''.join(one.tobytes() for one in (shown, *sounds))).hexdigest()}"
+        self._arrays[url] = shown
+        if sounds:
+            self._arrays[f"sound of {url}"] = sounds[0]
+        return MediaSource(kind=KIND_OF[shown.ndim], param="media", url=url, has_sound=bool(sounds))
+
+    def hold(self, values: np.ndarray) -> None:
+        """See MediaLoader."""
 
     async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
         """See MediaLoader."""
-        arrays = [self._arrays[source.url] for source in sources]
         return [
-            Media(
-                kind=source.kind,
-                param=source.param,
-                digest=sha256(array.tobytes()).digest(),
-                values=array[None] if source.kind is MediaKind.IMAGE else array,
-                rate=16000.0 if source.kind is MediaKind.AUDIO else 0.0,
-                frame_times_s=tuple(FRAME_TIMES_S * i for i in range(len(array)))
-                if source.kind is MediaKind.VIDEO
-                else (),
+            structs.replace(
+                media_of(self._arrays[one.url], one.kind),
+                sound=media_of(self._arrays[f"sound of {one.url}"], MediaKind.AUDIO)
+                if one.has_sound
+                else None,
             )
-            for source, array in zip(sources, arrays, strict=True)
+            for one in sources
         ]
+
+
+def media_of(array: np.ndarray, kind: MediaKind) -> Media:
+    """The file whose samples, pixels or frames are this array."""
+    return Media(
+        kind=kind,
+        param="media",
+        digest=sha256(array.tobytes()).digest(),
+        values=array[None] if kind is MediaKind.IMAGE else array,
+        rate=16000.0 if kind is MediaKind.AUDIO else 0.0,
+        frame_times_s=tuple(FRAME_TIMES_S * i for i in range(len(array))) if kind is MediaKind.VIDEO else (),
+    )

@@ -112,6 +112,37 @@ def greedy_qwen3_vl(
 ) -> tuple[list[int], int]:
     """What transformers generates of a prompt with one placeholder a file, and the prompt's number of
     tokens."""
+    tokens, given = prepared_qwen3_vl(folder, prompt, files)
+    start = len(tokens)
+    with torch.inference_mode():
+        for _ in range(count):
+            logits = model(**arguments(model, tokens, start, given)).logits
+            tokens.append(int(logits[0, -1].argmax()))
+    return tokens[start:], start
+
+
+def vector_qwen3_vl(
+    folder: Path, model: Qwen3Vl, prompt: Sequence[int], files: Sequence[np.ndarray]
+) -> np.ndarray:
+    """The last token's vector of length 1, of a prompt with one placeholder a file."""
+    tokens, given = prepared_qwen3_vl(folder, prompt, files)
+    with torch.inference_mode():
+        hidden = model.model(**arguments(model, tokens, len(tokens), given)).last_hidden_state[0, -1]
+    return torch.nn.functional.normalize(hidden, dim=0).numpy()
+
+
+def arguments(model: Qwen3Vl, tokens: list[int], start: int, given: dict[str, Any]) -> dict[str, Any]:
+    """The model's arguments for a prompt of `start` tokens and what follows it."""
+    kinds = [QWEN_KINDS.get(token, 0) if at < start else 0 for at, token in enumerate(tokens)]
+    model.model.rope_deltas = None  # of another prompt
+    types = {"mm_token_type_ids": torch.tensor([kinds]) if given else None}
+    return {"input_ids": torch.tensor([tokens]), "use_cache": False, **types, **given}
+
+
+def prepared_qwen3_vl(
+    folder: Path, prompt: Sequence[int], files: Sequence[np.ndarray]
+) -> tuple[list[int], dict[str, Any]]:
+    """The tokens of a prompt with one placeholder a file, and the model's arguments for the files."""
     images, videos = ([file for file in files if file.ndim == ndim] for ndim in (3, 4))
     given: dict[str, Any] = {}
     parts: dict[int, list[list[int]]] = {PLACEHOLDER: [], VIDEO_PLACEHOLDER: []}
@@ -130,20 +161,7 @@ def greedy_qwen3_vl(
             for video, (_, grid) in zip(videos, prepared_videos, strict=True)
         ]
     left = {token: iter(one) for token, one in parts.items()}
-    tokens = [i for token in prompt for i in (next(left[token]) if token in left else [token])]
-    start = len(tokens)
-    with torch.inference_mode():
-        for _ in range(count):
-            kinds = [QWEN_KINDS.get(token, 0) if at < start else 0 for at, token in enumerate(tokens)]
-            model.model.rope_deltas = None  # of another prompt
-            logits = model(
-                input_ids=torch.tensor([tokens]),
-                mm_token_type_ids=torch.tensor([kinds]) if files else None,
-                use_cache=False,
-                **given,
-            ).logits
-            tokens.append(int(logits[0, -1].argmax()))
-    return tokens[start:], start
+    return [i for token in prompt for i in (next(left[token]) if token in left else [token])], given
 
 
 def video_tokens(tokenizer: Tokenizer, frames: int, count: int, rows: int, columns: int) -> list[int]:

@@ -14,12 +14,21 @@ NAMES = (  # of the Hugging Face layout -> Mistral's, in this order
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
+    ("model.multi_modal_projector.", "multi_modal_projector."),
+    ("model.vision_tower.", "vision_tower."),
+    ("multi_modal_projector.patch_merger.", "patch_merger."),
+    ("multi_modal_projector.norm.", "pre_mm_projector_norm."),
+    ("multi_modal_projector.linear_1.", "vision_language_adapter.w_in."),
+    ("multi_modal_projector.linear_2.", "vision_language_adapter.w_out."),
+    ("vision_tower.", "vision_encoder."),
+    (".attention.q_proj.", ".attention.wq."),
+    (".attention.k_proj.", ".attention.wk."),
+    (".attention.v_proj.", ".attention.wv."),
+    (".attention.o_proj.", ".attention.wo."),
     ("model.embed_tokens.", "tok_embeddings."),
     ("model.norm.", "norm."),
     ("lm_head.", "output."),
     ("model.", ""),
-    ("vision_tower.", "vision_encoder."),
-    ("multi_modal_projector.", "vision_language_adapter."),
     (".input_layernorm.", ".attention_norm."),
     (".post_attention_layernorm.", ".ffn_norm."),
     (".self_attn.q_a_proj.", ".attention.wq_a."),
@@ -43,7 +52,7 @@ NAMES = (  # of the Hugging Face layout -> Mistral's, in this order
     (".weight_scale", ".qscale_weight"),
     (".input_scale", ".qscale_act"),
 )
-HEADS = re.compile(r"\.self_attn\.([qk])_proj\.weight$")
+HEADS = re.compile(r"\.(?:self_attn|attention)\.([qk])_proj\.weight$")
 
 
 def write_mistral(folder: Path, target: Path, **params: Any) -> None:
@@ -56,14 +65,17 @@ def write_mistral(folder: Path, target: Path, **params: Any) -> None:
     fields = json.loads((folder / "config.json").read_text())
     text = fields.get("text_config", fields)
     written = params_of(text)
+    written["tied_embeddings"] = any(one.get("tie_word_embeddings") for one in (fields, text))
     if "vision_config" in fields:
-        written["vision_encoder"] = {"hidden_size": fields["vision_config"]["hidden_size"]}
+        written["vision_encoder"] = tower_of(fields)
     (target / "params.json").write_text(json.dumps(written | params))
     found = {}
     for name, tensor in unstacked(load_file(folder / "model.safetensors")).items():
         heads = HEADS.search(name)
-        if heads and "vision" not in name:  # the two numbers of a rotary pair next to each other
+        if heads:  # the two numbers of a rotary pair next to each other
             count = text["num_attention_heads" if heads[1] == "q" else "num_key_value_heads"]
+            if "vision" in name:
+                count = fields["vision_config"]["num_attention_heads"]
             octets = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
             halves = octets.reshape(count, 2, -1, tensor.shape[-1])
             tensor = halves.transpose(1, 2).reshape(tensor.shape).contiguous().view(tensor.dtype)
@@ -71,6 +83,22 @@ def write_mistral(folder: Path, target: Path, **params: Any) -> None:
             name = name.replace(old, new)
         found[name] = tensor
     save_file(found, target / "consolidated.safetensors")
+
+
+def tower_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """`vision_encoder` of params.json, of a config.json with Pixtral's tower."""
+    vision, merge = fields["vision_config"], fields.get("spatial_merge_size", 1)
+    if vision["model_type"] != "pixtral":
+        return {"hidden_size": vision["hidden_size"]}
+    names = "hidden_size intermediate_size num_hidden_layers num_attention_heads patch_size"
+    merges = {"mm_projector_id": "patch_merge", "add_pre_mm_projector_layer_norm": True}
+    return (
+        {name: vision[name] for name in names.split()}
+        | {"image_token_id": fields.get("image_token_id", fields.get("image_token_index"))}
+        | {"rope_theta": vision["rope_parameters"]["rope_theta"], "image_size": 40}
+        | {"spatial_merge_size": merge, "adapter_bias": fields["multimodal_projector_bias"]}
+        | (merges if merge > 1 else {})
+    )
 
 
 def unstacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -147,6 +147,11 @@ def test_the_embedded_model_is_a_word() -> None:
             "--attention-backend ascend is not possible on cpu, which has torch_native",
         ),
         ("--sampling-backend ascend", "--sampling-backend ascend is not possible on cpu, which has pytorch"),
+        (
+            "--mm-attention-backend ascend_attn",
+            "is not possible on cpu, whose towers have sdpa; leave it out",
+        ),
+        ("--mm-attention-backend fa3", "fa3"),
         ("--enable-multimodal true", "this runtime has no encoder of this model"),
         ("--base-gpu-id 2", "--base-gpu-id chooses among accelerators, and --device cpu is none"),
     ],

@@ -21,7 +21,8 @@ from tests.models.make_media import QWEN_TEXT, QWEN_VISION, make_qwen_vl
 from tests.ranks.test_own_drafts import speculation
 
 # the second follows the first
-GRIDS = np.array([[3, 1, 4, 2, 1], [11, 1, 1, 5, 1], [20, 1, 3, 3, 1]], np.float64)
+PLAIN = [0, 0, -1]  # the grid begins and ends where the tokens around it say
+GRIDS = np.array([[3, 1, 4, 2, 1, *PLAIN], [11, 1, 1, 5, 1, *PLAIN], [20, 1, 3, 3, 1, *PLAIN]], np.float64)
 LENGTH = 34
 
 
@@ -73,7 +74,7 @@ def test_moments_of_a_video_are_as_far_apart_as_its_time(gap_s: float) -> None:
         torch.zeros_like(kinds), kinds, None, size, torch.tensor([gap_s], dtype=torch.float32)
     )
     grids = TokenGrids(1, torch.device("cpu"))
-    grids.admit(0, np.array([2, frames, rows, columns, 2 * gap_s]))
+    grids.admit(0, np.array([2, frames, rows, columns, 2 * gap_s, *PLAIN]))
     count = kinds.shape[1]
     found = grids.positions(np.array([0]), np.array([count + 1]), np.arange(count + 1))
     assert (found[:-1] == expected[:, 0].T.numpy()).all()
@@ -98,10 +99,10 @@ def test_graphs_decode_with_the_positions_of_their_slots(
             planner.run(rows, [])
         return [row.tokens for row in rows]
 
-    plain, expected = run([]), run([0, 1, 2, 3, 1])
+    plain, expected = run([]), run([0, 1, 2, 3, 1, *PLAIN])
     assert plain[0] == expected[0] and plain[1] != expected[1]
     graphs: dict[str, Any] = {"device": "taped", "graph_sizes": [2]}
-    assert run([0, 1, 2, 3, 1], **graphs) == expected and run([], **graphs) == plain
+    assert run([0, 1, 2, 3, 1, *PLAIN], **graphs) == expected and run([], **graphs) == plain
 
 
 @pytest.mark.parametrize("options", [{}, {"device": "taped", "graph_sizes": [2]}], ids=["", "graphs"])
@@ -129,8 +130,8 @@ def test_a_draft_model_rotates_by_them(
         return [row.tokens[:24] for row in rows], steps
 
     drafts = shape.get("num_draft_tokens", 4) - 1
-    expected, _ = run([0, 1, 2, 3, 1], 0)
-    found, steps = run([0, 1, 2, 3, 1], drafts)
+    expected, _ = run([0, 1, 2, 3, 1, *PLAIN], 0)
+    found, steps = run([0, 1, 2, 3, 1, *PLAIN], drafts)
     assert found == expected and found[0] != found[1]
     _, of_text = run([], drafts)
     assert (steps, of_text) == (4, 4) if not shape else max(steps, of_text) <= 7, "16 without drafts"

@@ -313,3 +313,14 @@ def test_a_model_without_template() -> None:
 def test_a_broken_template_stops_the_start() -> None:
     with pytest.raises(ModelError, match="'default' of the model is not valid"):
         ChatTemplates({"default": "{% if %}"}, {})
+
+
+def test_images_are_marks_in_templates_that_take_strings() -> None:
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}"
+    parts = [{"type": "image", "image": ""}, {"type": "text", "text": "what?"}]
+    chat = Chat([{"role": "user", "content": parts}])
+    marked = ChatTemplates({"default": source}, {}, marks={"image": "<IMG>"})
+    assert marked.render(chat) == "user: <IMG>\nwhat?;"
+    looping = "{% for m in messages %}{% for part in m.content %}{{ part.type }} {% endfor %}{% endfor %}"
+    marked = ChatTemplates({"default": looping}, {}, marks={"image": "<IMG>"})
+    assert marked.render(chat) == "image text "

@@ -9,7 +9,7 @@ import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from runtime.errors import InvalidRequest, ModelError
-from runtime.messages.media import Media, MediaKind
+from runtime.messages.media import Media, MediaKind, TokenGrid
 from runtime.models.config.model_config import read_config
 from runtime.models.config.patch_image_config import PatchImageConfig, read_patch_images, read_patch_videos
 from runtime.models.config.qwen_vl_config import QwenVlEncoder, read_qwen2_vl, read_qwen25_vl
@@ -59,7 +59,7 @@ def media(height: int, width: int, kind: MediaKind = MediaKind.IMAGE) -> Media:
 
 def test_a_prepared_image_has_its_tokens_and_their_grid(tmp_path: Path) -> None:
     prepared = processor(config(tmp_path)).prepare(media(40, 48))
-    assert prepared.grid == (1, 10, 12) and prepared.token_grids == ((0, 1, 5, 6),)
+    assert prepared.grid == (1, 10, 12) and prepared.token_grids == (TokenGrid(0, 1, 5, 6),)
     assert prepared.token_ids == [9] * 30 and prepared.positions.tolist() == list(range(30))
     other = processor(config(tmp_path, min_pixels=300)).prepare(media(40, 48))
     assert other.digest != prepared.digest

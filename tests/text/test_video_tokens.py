@@ -7,7 +7,7 @@ import pytest
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
 
 from runtime.errors import ModelError
-from runtime.messages.media import MediaInput, MediaKind
+from runtime.messages.media import MediaInput, MediaKind, TokenGrid
 from runtime.models.config.encoder_parts import MomentMarks
 from runtime.models.config.patch_image_config import PatchImageConfig, PixelBounds
 from runtime.models.config.qwen3_vl_config import read_qwen3_vl
@@ -34,7 +34,7 @@ def test_each_moment_has_a_grid_between_its_marks() -> None:
     before = moments_apart((2, 1, 2), [0.25, 10.5], QWEN, encode)
     assert before.token_ids == [113, 7, 9, 9, 8, 114, 7, 9, 9, 8]
     assert before.positions.tolist() == [2, 3, 7, 8]
-    assert before.token_grids == ((2, 1, 1, 2), (7, 1, 1, 2))
+    assert before.token_grids == (TokenGrid(2, 1, 1, 2), TokenGrid(7, 1, 1, 2))
     behind = moments_apart((2, 1, 2), [0, 1], GLM, encode)
     assert behind.token_ids == [7, 9, 9, 8, 101, 7, 9, 9, 8, 101]
     assert behind.positions.tolist() == [1, 2, 6, 7]
@@ -46,7 +46,8 @@ def test_each_moment_has_a_grid_between_its_marks() -> None:
         values=np.empty(0, np.float32),
         token_grids=behind.token_grids,
     )
-    assert token_grids((media,)).tolist() == [21, 1, 1, 2, 1, 26, 1, 1, 2, 1]
+    own = [1, 1, 2, 1, 0, 0, -1]
+    assert token_grids((media,)).tolist() == [21, *own, 26, *own]
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,15 @@ def embeddings(service: Service, content: bytes) -> Answer:
         ]
         return Embeddings(data, service.card.name, usage(outputs))
 
-    found = _embedded(body, service)
+    found = _embedded(body, service, pooling)
     return answer(service, found.prompts, write, common=body, id=new_id("embd", body), media=found.media)
 
 
-def _embedded(body: EmbeddingBody, service: Service) -> Embedded:
+def _embedded(body: EmbeddingBody, service: Service, pooling: Pooling) -> Embedded:
     kinds, add_special = service.card.limits.media_kinds, body.add_special_tokens is not False
-    return embedded(body.input, body.messages, kinds, add_special=add_special)
+    return embedded(
+        body.input, body.messages, kinds, add_special=add_special, reads_chats=pooling.reads_chats
+    )
 
 
 def pooled(service: Service, content: bytes) -> Answer:
@@ -108,7 +110,7 @@ def pooled(service: Service, content: bytes) -> Answer:
         data = [Pooled(i, written(vector, body.encoding_format)) for i, vector in enumerate(vectors)]
         return PooledList(id, int(time.time()), service.card.name, data, usage(outputs))
 
-    found = _embedded(body, service)
+    found = _embedded(body, service, pooling)
     return answer(service, found.prompts, write, common=body, id=id, media=found.media)
 
 

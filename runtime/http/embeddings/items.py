@@ -1,5 +1,6 @@
-"""Inputs of /v1/embeddings that may be images: items as SGLang's clients send them, and conversations of one
-message as vLLM's do."""
+"""Inputs of /v1/embeddings that may be images: items as SGLang's clients send them, and conversations as
+vLLM's do. CLIP and SigLIP embed a text or an image by itself; models with a chat template embed a whole
+conversation."""
 
 from collections.abc import Sequence
 from typing import Annotated as A
@@ -10,8 +11,9 @@ from msgspec import Meta, Struct
 from runtime.errors import InvalidRequest
 from runtime.http.embeddings.pooling_requests import prompts_of
 from runtime.http.fields.media import MediaParts, url_or_base64
+from runtime.json_value import Fields, JsonDict, JsonValue
 from runtime.messages.media import MediaKind, MediaSource
-from runtime.messages.requests import Text, Tokens
+from runtime.messages.requests import Chat, Text, Tokens
 
 IMAGE = Tokens([0])  # in place of the text of an image: the tokenizer knows its token
 
@@ -42,17 +44,23 @@ class ImagePart(Struct, frozen=True, tag_field="type", tag="image_url"):
     image_url: ImageUrl
 
 
-class EmbeddingMessage(Struct, frozen=True):
-    """The message whose content is embedded."""
+class VideoPart(Struct, frozen=True, tag_field="type", tag="video_url"):
+    """A part that is a video."""
 
-    role: Literal["user"]
-    content: str | A[list[TextPart | ImagePart], Meta(min_length=1)]
+    video_url: ImageUrl
+
+
+class EmbeddingMessage(Struct, frozen=True):
+    """A message whose content is embedded."""
+
+    role: Literal["user", "system", "assistant"]
+    content: str | A[list[TextPart | ImagePart | VideoPart], Meta(min_length=1)]
 
 
 class Embedded(NamedTuple):
     """Prompts, and the files of each; (): no prompt has any."""
 
-    prompts: list[Text | Tokens]
+    prompts: Sequence[Text | Tokens | Chat]
     media: list[tuple[MediaSource, ...]] | tuple[()] = ()
 
 
@@ -65,12 +73,16 @@ def embedded(
     kinds: frozenset[MediaKind],
     *,
     add_special: bool,
+    reads_chats: bool,
 ) -> Embedded:
-    """What is to be embedded, of a body's `input` or `messages`. `kinds`: files that the model takes. Raises
-    InvalidRequest."""
+    """What is to be embedded, of a body's `input` or `messages`. `kinds`: files that the model takes;
+    `reads_chats`: as in Pooling. Raises InvalidRequest."""
     if messages is not None:
         if inputs is not None:
             raise InvalidRequest("give either input or messages", param="messages")
+        if reads_chats:
+            chat, files = _chat(messages, kinds)
+            return Embedded([chat], [files])
         return _of_messages(messages, kinds, add_special=add_special)
     if inputs is None:
         raise InvalidRequest("input is missing", param="input")
@@ -82,11 +94,14 @@ def embedded(
         return Embedded(prompts_of(plain, add_special=add_special))
     if len(items) < len(inputs):
         raise InvalidRequest("input mixes kinds; give items with text or image only", param="input")
+    if reads_chats:
+        chats = [_item_chat(item, f"input[{i}]", kinds) for i, item in enumerate(items)]
+        return Embedded([chat for chat, _ in chats], [files for _, files in chats])
     return _of_items(items, kinds, add_special=add_special)
 
 
 def _of_items(items: Sequence[InputItem], kinds: frozenset[MediaKind], *, add_special: bool) -> Embedded:
-    prompts: list[Text | Tokens] = []
+    prompts: list[Text | Tokens | Chat] = []
     media: list[tuple[MediaSource, ...]] = []
     for i, item in enumerate(items):
         path = f"input[{i}]"
@@ -121,7 +136,50 @@ def _of_messages(
     part, path = content[0], "messages[0].content[0].image_url.url"
     if isinstance(part, TextPart):
         return Embedded([Text(part.text, add_special)])
+    if isinstance(part, VideoPart):
+        raise InvalidRequest(
+            "messages[0].content[0]: this model embeds no videos; send a text or an image",
+            param="messages[0].content[0].type",
+        )
     return Embedded([IMAGE], [_image(part.image_url.url, path, kinds)])
+
+
+ChatOfFiles = tuple[Chat, tuple[MediaSource, ...]]
+
+
+def _chat(messages: Sequence[EmbeddingMessage], kinds: frozenset[MediaKind]) -> ChatOfFiles:
+    """A conversation, and its files in order. Raises InvalidRequest."""
+    files, found = MediaParts(kinds), list[JsonDict]()
+    for i, message in enumerate(messages):
+        content: JsonValue = message.content if isinstance(message.content, str) else None
+        if not isinstance(message.content, str):
+            content = [
+                _part(part, f"messages[{i}].content[{j}]", files) for j, part in enumerate(message.content)
+            ]
+        found.append({"role": message.role, "content": content})
+    return Chat(messages=found), tuple(files.sources)
+
+
+def _part(part: TextPart | ImagePart | VideoPart, path: str, files: MediaParts) -> Fields:
+    match part:
+        case TextPart(text=text):
+            return {"type": "text", "text": text}
+        case ImagePart(image_url=ImageUrl(url=url)):
+            return files.add(url_or_base64(url, MediaKind.IMAGE, f"{path}.image_url.url"))
+        case VideoPart(video_url=ImageUrl(url=url)):
+            return files.add(url_or_base64(url, MediaKind.VIDEO, f"{path}.video_url.url"))
+
+
+def _item_chat(item: InputItem, path: str, kinds: frozenset[MediaKind]) -> ChatOfFiles:
+    """An item as a conversation of one message: its image, then its text. Raises InvalidRequest."""
+    files, parts = MediaParts(kinds), list[JsonValue]()
+    if item.image is not None:
+        parts.append(files.add(url_or_base64(item.image, MediaKind.IMAGE, f"{path}.image")))
+    if item.text is not None:
+        parts.append({"type": "text", "text": item.text})
+    if not parts:
+        raise InvalidRequest(f"{path} is empty; give text, image or both", param=path)
+    return Chat(messages=[{"role": "user", "content": parts}]), tuple(files.sources)
 
 
 def _image(text: str, path: str, kinds: frozenset[MediaKind]) -> tuple[MediaSource, ...]:

@@ -21,7 +21,7 @@ from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.exchange import Answer
 from runtime.json_value import JsonValue
 from runtime.messages.media import MediaSource
-from runtime.messages.requests import Delta, GenerateRequest, Pair, Text, Tokens
+from runtime.messages.requests import Chat, Delta, GenerateRequest, Pair, Text, Tokens
 from runtime.messages.sampling import CacheSalt, Priority, SamplingParams
 from runtime.models.config.pooling import Pooling
 from runtime.service import Service
@@ -32,7 +32,7 @@ NAMES = {"truncate": "truncate_prompt_tokens", "prompt": "input", "input_ids": "
 # a text, texts, token ids, or lists of token ids
 Inputs = str | A[list[str | int | list[int]], Meta(min_length=1)]
 Truncate = A[int, Meta(ge=-1, le=2**31 - 1)]
-Prompt = Text | Tokens | Pair
+Prompt = Text | Tokens | Pair | Chat
 
 
 class Common(Struct, kw_only=True, forbid_unknown_fields=True):

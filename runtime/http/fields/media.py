@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from runtime.errors import InvalidRequest
 from runtime.json_value import Fields
 from runtime.media.url import scheme_of
@@ -14,9 +16,10 @@ SCHEMES = ("data", "http", "https", "file")
 class MediaParts:
     """The images, videos and sounds of one request, in the order of the prompt."""
 
-    def __init__(self, kinds: frozenset[MediaKind] = frozenset()) -> None:
-        """`kinds`: what the served model takes: Limits.media_kinds."""
-        self.kinds = kinds
+    def __init__(self, kinds: frozenset[MediaKind] = frozenset(), *, with_video_sounds: bool = False) -> None:
+        """`kinds`: what the served model takes: Limits.media_kinds; `with_video_sounds`: it is given the
+        sounds of videos, too."""
+        self.kinds, self.with_video_sounds = kinds, with_video_sounds
         self.sources: list[MediaSource] = []
 
     def add(self, source: MediaSource) -> Fields:
@@ -28,6 +31,12 @@ class MediaParts:
                 f"{source.param}: this model takes no {NAMES[source.kind]}; send {taken} alone",
                 param=source.param,
             )
+        if self.with_video_sounds and source.kind is MediaKind.VIDEO:
+            if MediaKind.AUDIO not in self.kinds:
+                raise InvalidRequest(
+                    "use_audio_in_video: this model takes no sounds; leave it out", param="use_audio_in_video"
+                )
+            source = structs.replace(source, has_sound=True)
         self.sources.append(source)
         kind = source.kind.value
         return {"type": kind, kind: ""}  # templates ask for the type, or whether there is such a field
@@ -48,10 +57,12 @@ def media_of_prompts(
     count: int,
     is_batch: bool,
     kinds: frozenset[MediaKind],
+    *,
+    with_video_sounds: bool = False,
 ) -> list[tuple[MediaSource, ...]]:
     """The media of each of `count` prompts: of all given fields (name, kind, value), one after the other.
-    Raises InvalidRequest."""
-    each = [MediaParts(kinds) for _ in range(count)]
+    `with_video_sounds`: as in MediaParts. Raises InvalidRequest."""
+    each = [MediaParts(kinds, with_video_sounds=with_video_sounds) for _ in range(count)]
     for name, kind, value in fields:
         for i, texts in enumerate(_entries(value, name, count, is_batch)):
             path = f"{name}[{i}]" if is_batch and isinstance(value, list) else name

@@ -121,7 +121,8 @@ def _media(
     service: Service, body: GenerateBody, count: int, is_batch: bool
 ) -> Sequence[tuple[MediaSource, ...]]:
     fields = [(name, kind, getattr(body, name)) for name, kind in _MEDIA.items()]
-    return media_of_prompts(fields, count, is_batch, service.card.limits.media_kinds)
+    kinds, with_sounds = service.card.limits.media_kinds, bool(body.use_audio_in_video)
+    return media_of_prompts(fields, count, is_batch, kinds, with_video_sounds=with_sounds)
 
 
 def _thinking(service: Service, body: GenerateBody) -> ThinkingLimit | None:

@@ -88,6 +88,7 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     bootstrap_host: BootstrapHost | None = None
     bootstrap_port: BootstrapPort | None = None
     bootstrap_room: BootstrapRoom | None = None
+    use_audio_in_video: bool | None = None  # the model is given the sounds of videos, too
     # refused unless their value asks for nothing: LATER
     lora_id: JsonValue = None
     background: JsonValue = None

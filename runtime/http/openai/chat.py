@@ -23,7 +23,7 @@ from runtime.http.openai.completion_response import ChatChunk, ChatCompletion
 from runtime.http.openai.custom_tools import as_custom, custom_tools, grammars_of, input_of, with_functions
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import chat_logprobs, prompt_logprobs
-from runtime.http.openai.messages import chat_prompt, predicted_text
+from runtime.http.openai.messages import chat_prompt, predicted_text, with_video_sounds
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
 from runtime.http.openai.tools import (
@@ -113,7 +113,7 @@ def prepare(
         thinking=_thinking(body, formats),
         **_constraint_after(formats, rule, is_required=requires_call(body)),
     )
-    media = MediaParts(service.card.limits.media_kinds)
+    media = MediaParts(service.card.limits.media_kinds, with_video_sounds=with_video_sounds(body))
     prompt = chat_prompt(body, media) if body.input_ids is None else Tokens(body.input_ids)
     request = GenerateRequest(
         id=id,

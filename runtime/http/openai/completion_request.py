@@ -109,6 +109,12 @@ class Message(Struct):
     reasoning: str | None = None  # vLLM's name of reasoning_content
 
 
+class ProcessorArgs(Struct, forbid_unknown_fields=True):
+    """`mm_processor_kwargs`: how a request's files are prepared."""
+
+    use_audio_in_video: bool | None = None
+
+
 class Reasoning(Struct, forbid_unknown_fields=True):
     """`reasoning`: the form in which some clients send reasoning_effort."""
 
@@ -229,6 +235,8 @@ class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
     separate_reasoning: bool | None = None  # False: reasoning is part of the content
     stream_reasoning: bool | None = None  # False: reasoning is sent in one piece
     include_reasoning: bool | None = None  # False: reasoning is left out
+    use_audio_in_video: bool | None = None  # the model is given the sounds of videos, too
+    mm_processor_kwargs: ProcessorArgs | None = None
     # accepted without effect
     verbosity: str | None = None
     modalities: list[Literal["text"]] | None = None
@@ -243,9 +251,7 @@ class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
     task: JsonValue = None
     max_dynamic_patch: JsonValue = None
     min_dynamic_patch: JsonValue = None
-    use_audio_in_video: JsonValue = None
     media_io_kwargs: JsonValue = None
-    mm_processor_kwargs: JsonValue = None
     echo: JsonValue = None
     add_special_tokens: JsonValue = None
     chat_template: JsonValue = None

@@ -36,7 +36,7 @@ _FORM = "structured.md; at most one of the fields that constrain the output"
 _DATA_PARALLEL = "it belongs to disaggregation"
 _DISAGGREGATION = "the router says it in a header: disaggregation.md"
 _BOOTSTRAP = "from a router with the key of the servers: disaggregation.md; else 403, or 400 without it"
-_IMAGES = "only text is served"
+_IMAGES = "options set it for all requests: media.md"
 
 PARAMETERS: dict[str, Parameter] = dict(
     [
@@ -100,7 +100,7 @@ PARAMETERS: dict[str, Parameter] = dict(
             {
                 "functions": "use tools",
                 "function_call": "use tool_choice",
-                "audio": _IMAGES,
+                "audio": "answers are texts",
                 "moderation": "there is no moderation model",
                 "web_search_options": "there is no web search; use a tool of your own",
             },
@@ -148,6 +148,7 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "the state from which the last token was sampled; --enable-return-hidden-states",
                 "lora_path": "the name of a loaded adapter; for several prompts also a list: lora.md",
                 "return_prompt_token_ids": "`prompt_token_ids` in each choice",
+                "use_audio_in_video": "the model is given the sounds of videos, too: media.md",
                 "separate_reasoning": "false: reasoning is part of the content",
                 "stream_reasoning": "false: reasoning is sent in one piece",
                 "reasoning": "`{effort, enabled, max_tokens}`; see `reasoning_effort`; the last one as "
@@ -176,6 +177,7 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "thinking_token_budget": "most tokens of reasoning, -1: no limit; needs a reasoning parser: "
                 "tools.md",
                 "request_id": "as `rid`",
+                "mm_processor_kwargs": "`{use_audio_in_video}`",
                 "documents": "passed to the chat template",
                 "enable_thinking": "as in `chat_template_kwargs`, which comes first; `thinking` gets the "
                 "same value",
@@ -213,7 +215,6 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "images_config": _IMAGES,
                 "max_dynamic_patch": _IMAGES,
                 "min_dynamic_patch": _IMAGES,
-                "use_audio_in_video": _IMAGES,
                 "disagg_prefill_dp_rank": _DATA_PARALLEL,
                 "ngram_corpus_id": "texts are found by themselves: speculation.md",
                 "custom_labels": "metrics have fixed labels",
@@ -236,7 +237,6 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "return_token_offsets": "/tokenize has token_strs",
                 "return_prompt_text": "return_token_ids returns the prompt's tokens",
                 "media_io_kwargs": _IMAGES,
-                "mm_processor_kwargs": _IMAGES,
                 "prompt_embeds": "give texts or token ids",
                 "chat_template": "templates are the server's: --chat-template",
                 "guided_whitespace_pattern": "--constrained-json-whitespace-pattern has one for all requests",

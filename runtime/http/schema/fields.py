@@ -13,6 +13,7 @@ DESCRIPTIONS: dict[str, str] = {
     "abort_all_requests": "Ends the requests that run; else they wait and go on with the new weights.",
     "activation": "Older name of `use_activation`.",
     "activities": "What is recorded, such as CPU and GPU.",
+    "audio_data": "Sounds for the marks of the text: URLs or base64.",
     "apply_softmax": "The scores of the labels add up to 1.",
     "background": "Answers at once, and generates in the background.",
     "capacity_of_str_len": "How long the session may become, in characters.",
@@ -28,6 +29,8 @@ DESCRIPTIONS: dict[str, str] = {
     "format": "json, or a JSON schema that the answer is held to by a grammar.",
     "frequency_penalty": "Lowers the probability of tokens by how often they came already.",
     "ignore_eos": "Goes on behind the end-of-text token.",
+    "image_data": "Images for the marks of the text: URLs or base64.",
+    "images": "Images before the text, in base64.",
     "include": "What the answer has in addition, as message.output_text.logprobs.",
     "input": "The text, or a list of texts, token ids or items.",
     "input_embeds": "Instead of a text: a row of numbers for each token.",
@@ -115,6 +118,8 @@ DESCRIPTIONS: dict[str, str] = {
     "top_n": "So many of the best are returned; left out: all.",
     "top_p": "Samples among the likeliest tokens that together have this probability.",
     "EmbedBody.truncate": "Cuts what is too long instead of refusing it.",
+    "video_data": "Videos for the marks of the text: URLs or base64.",
+    "use_audio_in_video": "The model is given the sounds of videos, too.",
     "use_activation": "false returns logits instead of probabilities.",
     "weight_version": "A name for the new weights, which answers carry.",
     "with_stack": "Records the stacks of Python.",
@@ -133,11 +138,11 @@ prompt_cache_options prompt_cache_retention recapture_cuda_graph received_time s
 token_step torch_empty_cache truncate truncation user_profile_id verbose verbosity workspace_id
 """
 _REFUSED = """
-access_programs audio_data background_options compaction context conversation crash_dump_folder
+access_programs background_options compaction context conversation crash_dump_folder
 dump_requests_exclude_meta_keys dump_requests_folder enable_response_messages fallbacks height
-image image_data images is_async lora_id manifest max_thinking_tokens max_tool_calls mcp_servers
+image is_async lora_id manifest max_thinking_tokens max_tool_calls mcp_servers
 output_expires_after previous_input_messages previous_response require_reasoning return_bytes return_entropy
-return_sampling_mask steps template video_data width
+return_sampling_mask steps template width
 """
 WITHOUT_EFFECT, NOT_SERVED = frozenset(_NO_EFFECT.split()), frozenset(_REFUSED.split())
 

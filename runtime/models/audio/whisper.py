@@ -18,10 +18,12 @@ from runtime.layers.parallel.replicated import (
 )
 from runtime.layers.weight import Layer
 from runtime.models.config.audio_config import STRIDE, QwenAudioEncoder
+from runtime.models.config.omni_config import OmniAudio
 from runtime.models.config.whisper_config import WhisperEncoder
 from runtime.models.vision.activations import activate
 
 WhisperConfig = QwenAudioEncoder | WhisperEncoder
+LayerConfig = WhisperConfig | OmniAudio
 EPS = 1e-5
 KERNEL = 3  # frames that a convolution sees
 
@@ -40,12 +42,12 @@ class Convolution(Layer):
 
 
 class WhisperAttention(Layer):
-    """Attention of all positions of a sound to all of them. Keys have no bias."""
+    """Attention of all positions of a sound to all of them. Whisper's keys have no bias."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, config: WhisperConfig) -> None:
+    def __init__(self, device: Device, dtype: torch.dtype, config: LayerConfig) -> None:
         size = config.hidden_size
         self.num_heads = config.num_heads
-        self.qkv_proj = ReplicatedQkv(device, dtype, size, bias=True, key_bias=False)
+        self.qkv_proj = ReplicatedQkv(device, dtype, size, bias=True, key_bias=config.has_key_bias)
         self.out_proj = ReplicatedLinear(device, dtype, size, size, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,7 +62,7 @@ class WhisperAttention(Layer):
 class WhisperLayer(Layer):
     """One block."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, config: WhisperConfig) -> None:
+    def __init__(self, device: Device, dtype: torch.dtype, config: LayerConfig) -> None:
         size, inner = config.hidden_size, config.intermediate_size
         self.activation = config.activation
         self.self_attn_layer_norm = LayerNorm(device, dtype, size, EPS)

@@ -47,6 +47,7 @@ class QwenAudioEncoder(Struct, frozen=True, kw_only=True):
     num_positions: int  # of the tower, of a sound of the greatest length
     activation: str  # one of ACTIVATIONS
     output_size: int  # hidden size of the text model
+    has_key_bias: ClassVar[bool] = False  # keys of the tower have a bias
     has_token_grids: ClassVar[bool] = False  # its tokens have a position each
     kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.AUDIO})
 

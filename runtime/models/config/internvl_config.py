@@ -1,8 +1,9 @@
-"""config.json of InternVL 3 as transformers writes it: its encoder of images. Torch-free."""
+"""config.json of InternVL 3, as transformers writes it and as its authors do (InternVLChatModel): its encoder
+of images. Torch-free."""
 
 from typing import ClassVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
@@ -16,6 +17,7 @@ from runtime.models.config.encoder_parts import (
 )
 
 MAX_SIDE = 1 << 14  # pixels
+NO_PLACEHOLDER = -1  # in place of an id that the tokenizer knows
 
 
 class HfInternVision(Struct, frozen=True):
@@ -47,6 +49,44 @@ class HfInternVl(Struct, frozen=True):
     vision_feature_select_strategy: str = "default"
 
 
+class HfChatVision(Struct, frozen=True):
+    """vision_config of InternVLChatModel, with the defaults of its authors' code."""
+
+    hidden_size: sizes.Width = 3200
+    num_hidden_layers: sizes.Layers = 48
+    num_attention_heads: sizes.Heads = 25
+    qkv_bias: bool = False
+    qk_normalization: bool = True
+    intermediate_size: sizes.Width = 12800
+    hidden_act: str = "gelu"
+    norm_type: str = "rms_norm"
+    layer_norm_eps: float = 1e-6
+    image_size: sizes.Width = 224
+    patch_size: sizes.Width = 14
+
+
+class HfChat(Struct, frozen=True):
+    """What the config.json of InternVLChatModel says of images, with the defaults of its authors' code."""
+
+    vision_config: HfChatVision = HfChatVision()
+    downsample_ratio: float = 0.5
+    select_layer: int = -1
+    ps_version: str = "v1"
+    force_image_size: sizes.Width | None = None
+    min_dynamic_patch: sizes.Width = 1
+    max_dynamic_patch: sizes.Width = 6
+    dynamic_image_size: bool = False
+    use_thumbnail: bool = False
+
+
+class AuthorsTiles(Struct, frozen=True):
+    """How InternVLChatModel cuts images, which its config.json says."""
+
+    least: int  # fewest and most tiles of an image
+    most: int
+    has_whole: bool  # the whole image follows several tiles
+
+
 class InternVlEncoder(Struct, frozen=True, kw_only=True):
     """The encoder of InternVL: a vision transformer over square tiles of an image, and a projector of
     neighbouring patches."""
@@ -67,8 +107,11 @@ class InternVlEncoder(Struct, frozen=True, kw_only=True):
     has_rms_norms: bool  # in place of layer norms
     has_last_norm: bool
     output_size: int  # hidden size of the text model
+    # of a checkpoint in its authors' layout, whose tokenizer knows the placeholder; None: in that of
+    # transformers
+    authors: AuthorsTiles | None = None
     has_token_grids: ClassVar[bool] = False  # its tokens have a position each
-    kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.IMAGE})  # what it takes
+    kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.IMAGE, MediaKind.VIDEO})  # what it takes
 
     @property
     def num_patches(self) -> int:
@@ -100,7 +143,10 @@ class InternVlEncoder(Struct, frozen=True, kw_only=True):
 
 def read_internvl(raw: bytes, hidden_size: int) -> InternVlEncoder:
     """InternVL 3 and models of its layout. Raises ModelError."""
-    hf = decode(raw, HfInternVl, "config.json")
+    return _encoder(decode(raw, HfInternVl, "config.json"), hidden_size)
+
+
+def _encoder(hf: HfInternVl, hidden_size: int) -> InternVlEncoder:
     vision = hf.vision_config
     check_activation("vision_config.hidden_act", vision.hidden_act)
     check_activation("projector_hidden_act", hf.projector_hidden_act)
@@ -136,6 +182,39 @@ def read_internvl(raw: bytes, hidden_size: int) -> InternVlEncoder:
         has_last_norm=hf.vision_feature_layer == -1 and not vision.use_mean_pooling,
         output_size=hidden_size,
     )
+
+
+def read_internvl_chat(raw: bytes, hidden_size: int) -> InternVlEncoder:
+    """InternVL in the layout of its authors. Raises ModelError."""
+    hf = decode(raw, HfChat, "config.json")
+    vision = hf.vision_config
+    if hf.ps_version != "v2":
+        raise contradiction(f"ps_version {hf.ps_version} is not v2")
+    inner = HfInternVision(
+        hidden_size=vision.hidden_size,
+        num_hidden_layers=vision.num_hidden_layers,
+        num_attention_heads=vision.num_attention_heads,
+        attention_bias=vision.qkv_bias,
+        use_qk_norm=vision.qk_normalization,
+        intermediate_size=vision.intermediate_size,
+        hidden_act=vision.hidden_act,
+        norm_type=vision.norm_type,
+        layer_norm_eps=vision.layer_norm_eps,
+        image_size=hf.force_image_size or vision.image_size,
+        patch_size=vision.patch_size,
+    )
+    same = HfInternVl(
+        vision_config=inner,
+        image_token_id=NO_PLACEHOLDER,
+        downsample_ratio=hf.downsample_ratio,
+        vision_feature_layer=hf.select_layer,
+    )
+    tiles = AuthorsTiles(
+        hf.min_dynamic_patch if hf.dynamic_image_size else 1,
+        hf.max_dynamic_patch if hf.dynamic_image_size else 1,
+        hf.use_thumbnail,
+    )
+    return structs.replace(_encoder(same, hidden_size), authors=tiles)
 
 
 def _square(name: str, size: int | list[int]) -> int:

@@ -20,10 +20,17 @@ from runtime.models.config.dual_config import DualImages
 from runtime.models.config.encoder_parts import check_activation, num_computed_layers, num_kept_rows
 from runtime.models.config.gemma_vision_config import Gemma3Encoder, read_gemma3
 from runtime.models.config.glm_vision_config import GlmVisionEncoder, read_glm4v
-from runtime.models.config.internvl_config import InternVlEncoder, read_internvl
+from runtime.models.config.internvl_config import InternVlEncoder, read_internvl, read_internvl_chat
 from runtime.models.config.kimi_vision_config import KimiEncoder, read_kimi
 from runtime.models.config.llama4_vision_config import Llama4Encoder, read_llama4
 from runtime.models.config.minicpmv_config import MiniCpmVEncoder, read_minicpmv
+from runtime.models.config.omni_config import (
+    OmniEncoder,
+    read_omni3,
+    read_omni25,
+    read_thinker3,
+    read_thinker25,
+)
 from runtime.models.config.onevision_config import OneVisionEncoder, read_onevision
 from runtime.models.config.pixtral_config import PixtralEncoder, read_mistral3, read_pixtral_llava
 from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder, read_qwen3_vl, read_qwen35
@@ -121,6 +128,7 @@ MediaConfig = (
     | Llama4Encoder
     | LlavaEncoder
     | MiniCpmVEncoder
+    | OmniEncoder
     | OneVisionEncoder
     | PixtralEncoder
     | Qwen3VlEncoder
@@ -155,7 +163,7 @@ def sees_whole_images(encoder: MediaConfig | None) -> bool:
 
 def num_deepstack(encoder: MediaConfig | None) -> int:
     """Layers of the text model behind which features of images are added to hidden states."""
-    return encoder.num_deepstack if isinstance(encoder, Qwen3VlEncoder) else 0
+    return encoder.num_deepstack if isinstance(encoder, Qwen3VlEncoder | OmniEncoder) else 0
 
 
 def slot_bytes(encoder: MediaConfig | None, item: int, num_ranks: int) -> int:
@@ -225,6 +233,7 @@ READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {
     "Glm4vForConditionalGeneration": read_glm4v,
     "Glm4vMoeForConditionalGeneration": read_glm4v,
     "Idefics3ForConditionalGeneration": read_idefics3,
+    "InternVLChatModel": read_internvl_chat,
     "InternVLForConditionalGeneration": read_internvl,
     "KimiK25ForConditionalGeneration": read_kimi,
     "KimiVLForConditionalGeneration": read_kimi,
@@ -236,9 +245,14 @@ READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {
     "Mistral3ForConditionalGeneration": read_mistral3,
     "Qwen2AudioForConditionalGeneration": read_qwen2_audio,
     "Qwen2VLForConditionalGeneration": read_qwen2_vl,
+    "Qwen2_5OmniForConditionalGeneration": read_omni25,
+    "Qwen2_5OmniModel": read_omni25,
+    "Qwen2_5OmniThinkerForConditionalGeneration": read_thinker25,
     "Qwen2_5_VLForConditionalGeneration": read_qwen25_vl,
     "Qwen3_5ForConditionalGeneration": read_qwen35,
     "Qwen3_5MoeForConditionalGeneration": read_qwen35,
+    "Qwen3OmniMoeForConditionalGeneration": read_omni3,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": read_thinker3,
     "Qwen3VLForConditionalGeneration": read_qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": read_qwen3_vl,
     "SmolVLMForConditionalGeneration": read_idefics3,

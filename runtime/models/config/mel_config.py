@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from runtime.errors import ModelError
 from runtime.models.config.audio_config import QwenAudioEncoder
 from runtime.models.config.image_config import read_processor_fields
+from runtime.models.config.omni_config import OmniAudio
 from runtime.models.config.whisper_config import WhisperEncoder
 
 Size = Annotated[int, Meta(ge=1, le=1 << 16)]
@@ -41,7 +42,7 @@ class MelConfig(Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self)
 
 
-def read_mel_config(folder: Path, encoder: QwenAudioEncoder | WhisperEncoder) -> MelConfig:
+def read_mel_config(folder: Path, encoder: QwenAudioEncoder | OmniAudio | WhisperEncoder) -> MelConfig:
     """How the sounds of the model in this folder are prepared for its encoder. Raises ModelError."""
     config, name = read_processor_fields(folder, MelConfig, "feature_extractor")
     if config.dither or config.padding_value:
@@ -55,7 +56,7 @@ def read_mel_config(folder: Path, encoder: QwenAudioEncoder | WhisperEncoder) ->
         ("feature_size", config.feature_size, encoder.num_mels),
         ("number of frames", config.max_frames, encoder.max_frames),
     ):
-        if found != expected:
+        if expected is not None and found != expected:
             raise ModelError(
                 f"{name} has a {field} of {found}, and config.json one of {expected}; restore "
                 "both from the model's source"

@@ -3,6 +3,7 @@ would say it. The correspondence is that of transformers' converters of Ministra
 
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from runtime.errors import ModelError
@@ -11,7 +12,8 @@ from runtime.json_value import Fields
 PARAMS_FILE = "params.json"
 BOS_ID, EOS_ID = 1, 2  # of all of Mistral AI's tokenizers
 CONTEXT = 128_000  # where the file has no length, as vLLM takes it
-WRAPPER = "Mistral3ForConditionalGeneration"  # takes images too; its text model is served
+WRAPPER = "Mistral3ForConditionalGeneration"  # takes images too
+UNMERGED = "LlavaForConditionalGeneration"  # the same without a merger of patches: Pixtral
 # architecture -> model_type, as text_config of WRAPPER names the text model
 TEXT_TYPES = {
     "MistralForCausalLM": "mistral",
@@ -60,6 +62,34 @@ class Stored(Struct, frozen=True, kw_only=True):
     qformat_weight: str | None = None
     qscheme_act: Literal["TENSOR", "NO_SCALES"] | None = None
     quant_method: str | None = None
+
+
+class Tower(Struct, frozen=True, kw_only=True):
+    """`vision_encoder`: Pixtral's tower."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    patch_size: int
+    image_token_id: int
+    image_size: int = 1024
+    max_image_size: int | None = None
+    rope_theta: float = 10000.0
+    spatial_merge_size: int = 1
+    adapter_bias: bool = True
+    add_pre_mm_projector_layer_norm: bool = False
+    mm_projector_id: str = ""
+
+    @property
+    def longest_edge(self) -> int:
+        """Pixels of the longest edge of an image."""
+        return self.max_image_size or self.image_size
+
+    @property
+    def merges(self) -> bool:
+        """Whether neighbouring patches become one row."""
+        return self.mm_projector_id == "patch_merge"
 
 
 class Params(Struct, frozen=True, kw_only=True):
@@ -118,8 +148,7 @@ def config_of_params(params: Params, given: Fields) -> tuple[Fields, Fields]:
         config["quantization_config"] = _quantization(params.quantization, given)
     if _has_images(params):
         text = config | {"model_type": TEXT_TYPES.get(architecture, architecture)}
-        tower = {"model_type": "vision_encoder"}  # in Mistral's own names, which no encoder here reads
-        config = {"architectures": [WRAPPER], "text_config": text, "vision_config": tower}
+        config = {"text_config": text} | _with_images(tower_of(params))
     else:
         config["architectures"] = [architecture]
     return config, {"eos_token_id": EOS_ID}
@@ -127,6 +156,44 @@ def config_of_params(params: Params, given: Fields) -> tuple[Fields, Fields]:
 
 def _has_images(params: Params) -> bool:
     return bool(params.vision_encoder or (params.multimodal or {}).get("vision_encoder_args"))
+
+
+def tower_of(params: Params) -> Tower | None:
+    """The vision tower; None: the model has none, or another than Pixtral's."""
+    given = params.vision_encoder or (params.multimodal or {}).get("vision_encoder_args")
+    try:
+        tower = msgspec.convert(given, Tower)
+    except msgspec.ValidationError:
+        return None
+    is_known = tower.merges == tower.add_pre_mm_projector_layer_norm and (
+        tower.merges or tower.spatial_merge_size == 1
+    )
+    return tower if is_known else None
+
+
+def _with_images(tower: Tower | None) -> Fields:
+    """What config.json would say of images. Without a tower that is known, text alone is served."""
+    if tower is None:
+        return {"architectures": [WRAPPER], "vision_config": {"model_type": "vision_encoder"}}
+    vision: Fields = {
+        "model_type": "pixtral",
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": tower.intermediate_size,
+        "num_hidden_layers": tower.num_hidden_layers,
+        "num_attention_heads": tower.num_attention_heads,
+        "patch_size": tower.patch_size,
+        "hidden_act": "silu",
+        "rope_theta": tower.rope_theta,
+    }
+    fields: Fields = {
+        "vision_config": vision,
+        "image_token_id": tower.image_token_id,
+        "multimodal_projector_bias": tower.adapter_bias,
+        "vision_feature_layer": -1,
+    }
+    if tower.merges:
+        return fields | {"architectures": [WRAPPER], "spatial_merge_size": tower.spatial_merge_size}
+    return fields | {"architectures": [UNMERGED], "vision_feature_select_strategy": "full"}
 
 
 def _check(params: Params) -> None:

@@ -327,7 +327,7 @@ def _with_pooling(
     check_pools(architecture)
     return structs.replace(
         config,
-        pooling=pooled,
+        pooling=structs.replace(pooled, reads_chats=config.media is not None),
         is_bidirectional=is_bidirectional,
         context_len=longest_text(folder, config.context_len),
     )

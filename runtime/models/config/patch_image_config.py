@@ -79,14 +79,42 @@ class PatchImageConfig(Normalization, frozen=True, kw_only=True):
         return msgspec.json.encode(self)
 
 
-def read_patch_images(folder: Path, encoder: QwenVlEncoder) -> PatchImageConfig:
+class PixelRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Pixels of images or frames as --mm-process-config says, in place of the model's files."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+
+
+OF_THE_FILES = PixelRange()
+
+
+def pixel_ranges(process_config: JsonDict | None) -> dict[MediaKind, PixelRange]:
+    """Bounds of the pixels of images and of frames, as --mm-process-config sets them."""
+    given = msgspec.convert(process_config or {}, dict[str, dict[str, float]])
+    names = PixelRange.__struct_fields__
+    return {
+        kind: msgspec.convert(
+            {name: int(number) for name, number in given.get(kind.value, {}).items() if name in names},
+            PixelRange,
+        )
+        for kind in (MediaKind.IMAGE, MediaKind.VIDEO)
+    }
+
+
+def read_patch_images(
+    folder: Path, encoder: QwenVlEncoder, given: PixelRange = OF_THE_FILES
+) -> PatchImageConfig:
     """How the images of the model in this folder are prepared for its encoder. Raises ModelError."""
     config, name = read_image_fields(folder, PatchImageConfig)
+    config = _within(config, given)
     _check(config, name, encoder)
     return structs.replace(config, spans_frames=MediaKind.IMAGE in encoder.spanning)
 
 
-def read_patch_videos(folder: Path, encoder: QwenVlEncoder, images: PatchImageConfig) -> PatchImageConfig:
+def read_patch_videos(
+    folder: Path, encoder: QwenVlEncoder, images: PatchImageConfig, given: PixelRange = OF_THE_FILES
+) -> PatchImageConfig:
     """How the videos of the model in this folder are prepared: as its images, with other bounds where no file
     speaks of videos. Raises ModelError."""
     raw, bounds = video_fields(folder), PixelBounds(*encoder.video_bounds)
@@ -94,7 +122,8 @@ def read_patch_videos(folder: Path, encoder: QwenVlEncoder, images: PatchImageCo
         config = structs.replace(images, size=bounds, min_pixels=None, max_pixels=None)
     else:
         config = decode(msgspec.json.encode({"size": bounds} | raw[0]), PatchImageConfig, raw[1])
-        _check(config, raw[1], encoder)
+    config = _within(config, given)
+    _check(config, VIDEO_FILE if raw is None else raw[1], encoder)
     return structs.replace(config, spans_frames=MediaKind.VIDEO in encoder.spanning)
 
 
@@ -108,6 +137,20 @@ def video_fields(folder: Path) -> tuple[JsonDict, str] | None:
         if isinstance(found, dict):
             return {key: value for key, value in found.items() if value is not None}, name
     return None
+
+
+def _within(config: PatchImageConfig, given: PixelRange) -> PatchImageConfig:
+    """The configuration with the bounds that are given. Raises ModelError where the least is above the
+    most."""
+    least, most = config.bounds
+    least = least if given.min_pixels is None else given.min_pixels
+    most = most if given.max_pixels is None else given.max_pixels
+    if given != OF_THE_FILES and least > most:
+        raise ModelError(
+            f"--mm-process-config: min_pixels {least} is above max_pixels {most}; give both, the lesser as "
+            "min_pixels"
+        )
+    return structs.replace(config, min_pixels=least, max_pixels=most)
 
 
 def _check(config: PatchImageConfig, name: str, encoder: QwenVlEncoder) -> None:

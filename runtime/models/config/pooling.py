@@ -26,4 +26,7 @@ class Pooling(Struct, frozen=True, kw_only=True):
     # comes next, minus that of the second where there is one; none: the model has a head for its classes
     judge_ids: tuple[int, ...] = ()
     step_token: str = ""  # ends each step of an answer, of a model that scores steps; empty: it scores texts
+    # images, videos and sounds stand in conversations, which the chat template renders; else each file is
+    # embedded by itself
+    reads_chats: bool = False
     has_inner_head: bool = False  # the head for classes has a hidden layer (reward models of Qwen 2.5)

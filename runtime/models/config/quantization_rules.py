@@ -12,7 +12,15 @@ from runtime.errors import ModelError
 from runtime.models.config.quantization_schemes import WeightFormat
 
 # what checkpoints have in front of names; that of a language model is in models that take images too
-PREFIXES = ("", "model.", "language_model.", "language_model.model.", "model.language_model.")
+PREFIXES = (
+    "",
+    "model.",
+    "language_model.",
+    "language_model.model.",
+    "model.language_model.",
+    "thinker.",
+    "thinker.model.",
+)
 
 
 class Rule(Struct, frozen=True):
@@ -27,7 +35,7 @@ def matches(pattern: str, module: str) -> bool:
     if pattern.startswith("re:"):
         return any(re.match(pattern[3:], prefix + module) for prefix in PREFIXES)
     name = pattern.removesuffix(".")
-    for prefix in ("model.", "language_model.", "model."):
+    for prefix in ("thinker.", "model.", "language_model.", "model."):
         name = name.removeprefix(prefix)
     return (
         pattern == "Linear"

@@ -3,7 +3,7 @@ Torch-free."""
 
 from math import isqrt
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.errors import ModelError
 from runtime.media_kind import MediaKind
@@ -76,16 +76,37 @@ class Qwen3VlEncoder(QwenVlEncoder, frozen=True, kw_only=True):
 def read_qwen3_vl(raw: bytes, hidden_size: int) -> Qwen3VlEncoder:
     """Qwen3-VL. Raises ModelError."""
     hf = decode(raw, HfQwen3Vl, "config.json")
-    return _encoder(hf, hidden_size, hf.vision_config.deepstack_visual_indexes)
+    return _with_marks(hf, hidden_size, hf.vision_config.deepstack_visual_indexes)
 
 
 def read_qwen35(raw: bytes, hidden_size: int) -> Qwen3VlEncoder:
     """Qwen3.5, whose text model is given the embeddings alone. Raises ModelError."""
-    return _encoder(decode(raw, HfQwen35, "config.json"), hidden_size, ())
+    return _with_marks(decode(raw, HfQwen35, "config.json"), hidden_size, ())
 
 
-def _encoder(hf: HfQwen3Vl, hidden_size: int, taken: tuple[int, ...]) -> Qwen3VlEncoder:
-    vision = hf.vision_config
+def _with_marks(hf: HfQwen3Vl, hidden_size: int, taken: tuple[int, ...]) -> Qwen3VlEncoder:
+    ids = hf.image_token_id, hf.video_token_id
+    encoder = qwen3_encoder(hf.vision_config, ids, hidden_size, taken)
+    marks = MomentMarks(
+        row_id=hf.video_token_id,
+        start_id=hf.vision_start_token_id,
+        end_id=hf.vision_end_token_id,
+        form="<{:.1f} seconds>",
+        time_first=True,
+        replaces_own=True,
+    )
+    return structs.replace(encoder, spanning=frozenset({MediaKind.VIDEO}), moments=marks)
+
+
+def qwen3_encoder(
+    vision: HfVision3,
+    ids: tuple[int, int],
+    hidden_size: int,
+    taken: tuple[int, ...],
+    tokens_per_s: float = 0.0,
+) -> Qwen3VlEncoder:
+    """The encoder of Qwen3-VL, Qwen3.5 and Qwen3-Omni. `ids`: of the tokens that stand for images and videos;
+    `taken`: its layers whose outputs the text model is given. Raises ModelError."""
     check_output("out_hidden_size", vision.out_hidden_size, hidden_size)
     if len(set(taken)) < len(taken) or any(not 0 <= layer < vision.depth for layer in taken):
         raise ModelError(
@@ -94,8 +115,8 @@ def _encoder(hf: HfQwen3Vl, hidden_size: int, taken: tuple[int, ...]) -> Qwen3Vl
         )
     return checked(
         Qwen3VlEncoder(
-            placeholder_id=hf.image_token_id,
-            video_placeholder_id=hf.video_token_id,
+            placeholder_id=ids[0],
+            video_placeholder_id=ids[1],
             hidden_size=vision.hidden_size,
             intermediate_size=vision.intermediate_size,
             num_layers=vision.depth,
@@ -106,17 +127,9 @@ def _encoder(hf: HfQwen3Vl, hidden_size: int, taken: tuple[int, ...]) -> Qwen3Vl
             activation=vision.hidden_act,
             output_size=hidden_size * (1 + len(taken)),
             is_gated=False,
+            tokens_per_s=tokens_per_s,
             has_patch_bias=True,
-            spanning=frozenset({MediaKind.VIDEO}),
             video_bounds=(128 * 32 * 32, 768 * 32 * 32),
-            moments=MomentMarks(
-                row_id=hf.video_token_id,
-                start_id=hf.vision_start_token_id,
-                end_id=hf.vision_end_token_id,
-                form="<{:.1f} seconds>",
-                time_first=True,
-                replaces_own=True,
-            ),
             text_size=hidden_size,
             deepstack_layers=taken,
             table_side=isqrt(vision.num_position_embeddings),

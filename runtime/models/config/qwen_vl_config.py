@@ -78,6 +78,7 @@ class QwenVlEncoder(Struct, frozen=True, kw_only=True):
     full_layers: tuple[int, ...] = ()  # where there are windows: the layers that attend to whole images
     eps: float = 1e-6  # of the tower's norms
     has_qkv_bias: bool = True
+    has_joined_qkv: bool = True  # checkpoints have queries, keys and values in one weight
     has_bias: bool = True  # of the other linear layers of the tower, where it is gated
     has_patch_bias: bool = False  # the projection of patches has a bias
     spanning: frozenset[MediaKind] = frozenset()  # kinds whose bounds of pixels are of all frames together
@@ -141,7 +142,20 @@ def read_qwen2_vl(raw: bytes, hidden_size: int) -> QwenVlEncoder:
 def read_qwen25_vl(raw: bytes, hidden_size: int) -> QwenVlEncoder:
     """Qwen2.5-VL. Raises ModelError."""
     hf = decode(raw, HfQwen25Vl, "config.json")
-    vision = hf.vision_config
+    ids = hf.image_token_id, hf.video_token_id
+    return qwen25_encoder(hf.vision_config, ids, hidden_size, hf.vision_config.tokens_per_second)
+
+
+def qwen25_encoder(
+    vision: HfVision25,
+    ids: tuple[int, int],
+    hidden_size: int,
+    tokens_per_s: float,
+    *,
+    has_joined_qkv: bool = True,
+) -> QwenVlEncoder:
+    """The encoder of Qwen2.5-VL and Qwen2.5-Omni. `ids`: of the tokens that stand for images and videos.
+    Raises ModelError."""
     side = vision.window_size // vision.spatial_merge_size // vision.patch_size
     if not side:
         raise ModelError(
@@ -152,8 +166,8 @@ def read_qwen25_vl(raw: bytes, hidden_size: int) -> QwenVlEncoder:
     check_output("out_hidden_size", vision.out_hidden_size, hidden_size)
     return checked(
         QwenVlEncoder(
-            placeholder_id=hf.image_token_id,
-            video_placeholder_id=hf.video_token_id,
+            placeholder_id=ids[0],
+            video_placeholder_id=ids[1],
             hidden_size=vision.hidden_size,
             intermediate_size=vision.intermediate_size,
             num_layers=vision.depth,
@@ -165,17 +179,18 @@ def read_qwen25_vl(raw: bytes, hidden_size: int) -> QwenVlEncoder:
             output_size=hidden_size,
             is_gated=True,
             window_patches=side * vision.spatial_merge_size,
-            tokens_per_s=vision.tokens_per_second,
+            tokens_per_s=tokens_per_s,
             full_layers=vision.fullatt_block_indexes,
+            has_joined_qkv=has_joined_qkv,
         )
     )
 
 
-def check_output(name: str, size: int, hidden_size: int) -> None:
+def check_output(name: str, size: int, hidden_size: int, part: str = "vision_config") -> None:
     """Raises ModelError for rows of another size than that of the text model."""
     if size != hidden_size:
         raise ModelError(
-            f"config.json: vision_config.{name} {size} is not the text model's hidden_size {hidden_size}; "
+            f"config.json: {part}.{name} {size} is not the text model's hidden_size {hidden_size}; "
             "restore the file from the model's source"
         )
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 from runtime.errors import ModelError
 from runtime.models.config.config_files import decode
 from runtime.models.config.image_config import FILES, Normalization, read_image_fields
+from runtime.models.config.mistral_params import PARAMS_FILE, Params, tower_of
 from runtime.models.config.pixtral_config import PixtralEncoder
 from runtime.regular_file import read_regular
 
@@ -60,13 +61,24 @@ class RowMarks(Struct, frozen=True):
 
 def read_row_images(folder: Path, encoder: PixtralEncoder) -> RowImageConfig:
     """How the images of the model in this folder are prepared for its encoder. Raises ModelError."""
-    config, name = read_image_fields(folder, RowImageConfig)
+    config, name = _row_config(folder)
     if min(config.size.most) < encoder.unit or min(config.image_std) <= 0 or not 0 <= config.resample <= 5:
         raise ModelError(
             f"{name} has a size of less than {encoder.unit} pixels, an image_std of 0 or no known resample; "
             "restore it from the model's source"
         )
     return config
+
+
+def _row_config(folder: Path) -> tuple[RowImageConfig, str]:
+    """The configuration and the name of its file, which is params.json in Mistral AI's own layout. Raises
+    ModelError."""
+    path = folder / PARAMS_FILE
+    if not any((folder / name).is_file() for name in FILES) and path.is_file():
+        tower = tower_of(decode(read_regular(path), Params, PARAMS_FILE))
+        if tower is not None:
+            return RowImageConfig(size=LongestSize(tower.longest_edge)), PARAMS_FILE
+    return read_image_fields(folder, RowImageConfig)
 
 
 def read_marks(folder: Path) -> RowMarks:

@@ -8,8 +8,10 @@ from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
 from runtime.models.config.image_config import Normalization, read_image_fields
+from runtime.models.config.internvl_config import AuthorsTiles, InternVlEncoder
 
-Tiles = Annotated[int, Meta(ge=1, le=256)]
+MAX_TILES = 256
+Tiles = Annotated[int, Meta(ge=1, le=MAX_TILES)]
 
 
 class TileSize(Struct, frozen=True):
@@ -27,6 +29,7 @@ class TileImageConfig(Normalization, frozen=True, kw_only=True):
     resample: int = 3  # Pillow's number of the filter; 3: bicubic
     min_patches: Tiles = 1  # fewest and most tiles of an image
     max_patches: Tiles = 12
+    has_whole: bool = True  # the whole image follows several tiles
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Columns and rows of tiles for an image; see nearest_grid."""
@@ -62,6 +65,20 @@ def nearest_grid(height: int, width: int, bounds: tuple[int, int], tile_pixels: 
     return best
 
 
+class AuthorsColors(Struct, frozen=True):
+    """Mean and deviation of colors, with those of InternVL's authors."""
+
+    image_mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    image_std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+
+def read_internvl_tiles(folder: Path, encoder: InternVlEncoder) -> TileImageConfig:
+    """How the images of InternVL in this folder are prepared for its encoder. Raises ModelError."""
+    if encoder.authors is not None:
+        return read_authors_tiles(folder, encoder, encoder.authors)
+    return read_tile_images(folder, encoder.image_size)
+
+
 def read_tile_images(folder: Path, image_size: int) -> TileImageConfig:
     """How the images of the model in this folder are prepared for an encoder of tiles of `image_size` x
     `image_size` pixels. Raises ModelError."""
@@ -82,3 +99,24 @@ def read_tile_images(folder: Path, image_size: int) -> TileImageConfig:
             "from the model's source"
         )
     return config
+
+
+def read_authors_tiles(folder: Path, encoder: InternVlEncoder, tiles: AuthorsTiles) -> TileImageConfig:
+    """How the images of an InternVLChatModel are prepared: as its config.json says, with the mean and
+    deviation of its preprocessor_config.json. Raises ModelError."""
+    colors, name = read_image_fields(folder, AuthorsColors)
+    if min(colors.image_std) <= 0:
+        raise ModelError(f"{name} has an image_std of 0; restore it from the model's source")
+    if tiles.most > MAX_TILES or tiles.least > tiles.most:
+        raise ModelError(
+            f"config.json: min_dynamic_patch {tiles.least} and max_dynamic_patch {tiles.most} must be a "
+            f"range up to {MAX_TILES}; restore the file from the model's source"
+        )
+    return TileImageConfig(
+        image_mean=colors.image_mean,
+        image_std=colors.image_std,
+        size=TileSize(encoder.image_size, encoder.image_size),
+        min_patches=tiles.least,
+        max_patches=tiles.most,
+        has_whole=tiles.has_whole,
+    )

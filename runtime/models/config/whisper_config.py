@@ -76,6 +76,7 @@ class WhisperEncoder(Struct, frozen=True, kw_only=True):
     num_positions: int  # of a sound, whatever its length
     activation: str  # one of ACTIVATIONS
     decoder_layers: int  # that attend to it
+    has_key_bias: ClassVar[bool] = False  # keys of the tower have a bias
     has_token_grids: ClassVar[bool] = False  # its tokens have a position each
     kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.AUDIO})  # what it takes
 

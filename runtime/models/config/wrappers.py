@@ -21,10 +21,11 @@ from runtime.models.config.transformers_config import check_own_code
 SHARED = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "quantization_config", "torch_dtype")
 # weights of other parts, by the names that wrappers have for them
 OTHER_WEIGHTS = (
-    r"^(model\.)?(visual|vision_tower|vision_model|vision_encoder|audio_tower|embed_vision|embed_audio"
-    r"|vit_large_projector|vision_language_adapter|pre_mm_projector_norm|multi_modal_projector|mm_projector"
-    r"|vision_projection|patch_merger|image_newline|connector|aligner|merger|sam_model|high_res_vision_\w+"
-    r"|qwen2_model|projector|view_sep[ae]rator)(\.|$)",
+    r"^(thinker\.)?(model\.)?(visual|mlp1|vision_tower|vision_model|vision_encoder|audio_tower"
+    r"|embed_vision|embed_audio|vit_large_projector|vision_language_adapter|pre_mm_projector_norm"
+    r"|multi_modal_projector|mm_projector|vision_projection|patch_merger|image_newline|connector"
+    r"|aligner|merger|sam_model|high_res_vision_\w+|qwen2_model|projector|view_sep[ae]rator)(\.|$)",
+    r"^(talker|token2wav|code2wav)\.",
 )
 # what published files leave out of text_config, because it is the default of transformers
 LLAMA: Fields = {
@@ -75,6 +76,19 @@ GEMMA4: Fields = {
 INTERLEAVED: Fields = {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
 INTERLEAVED_35: Fields = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 GLM_SECTIONS: Fields = {"mrope_section": [8, 12, 12]}
+OMNI_SECTIONS: Fields = {"mrope_section": [16, 24, 24]}
+QWEN2_OMNI: Fields = {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "rope_theta": 1000000.0,
+}
+QWEN3_OMNI: Fields = {"rope_theta": 1000000.0, "norm_topk_prob": True}
+# part of config.json that is that of a wrapper, where the model speaks, too
+THINKER = "thinker_config"
 
 
 class TextModel(Struct, frozen=True):
@@ -104,12 +118,14 @@ TEXT_MODELS = {
     "mistral4": TextModel("Mistral4ForCausalLM"),
     "mistral": TextModel("MistralForCausalLM", MISTRAL),
     "qwen2": TextModel("Qwen2ForCausalLM", QWEN2),
+    "qwen2_5_omni_text": TextModel("Qwen2ForCausalLM", QWEN2_OMNI, OMNI_SECTIONS),
     "qwen2_5_vl_text": TextModel("Qwen2ForCausalLM"),
     "qwen2_vl_text": TextModel("Qwen2ForCausalLM"),
     "qwen3": TextModel("Qwen3ForCausalLM"),
     "qwen3_5_moe_text": TextModel("Qwen3_5MoeForCausalLM", rope=INTERLEAVED_35),
     "qwen3_5_text": TextModel("Qwen3_5ForCausalLM", rope=INTERLEAVED_35),
     "qwen3_moe": TextModel("Qwen3MoeForCausalLM"),
+    "qwen3_omni_moe_text": TextModel("Qwen3MoeForCausalLM", QWEN3_OMNI, INTERLEAVED),
     "qwen3_vl_moe_text": TextModel("Qwen3VLMoeTextForCausalLM", rope=INTERLEAVED),
     "qwen3_vl_text": TextModel("Qwen3ForCausalLM", rope=INTERLEAVED),
     "step3p5": TextModel("Step3p5ForCausalLM"),
@@ -128,6 +144,7 @@ WRAPPERS = {
     "Glm4vForConditionalGeneration": "glm4v_text",
     "Glm4vMoeForConditionalGeneration": "glm4v_moe_text",
     "Idefics3ForConditionalGeneration": "llama",
+    "InternVLChatModel": "qwen2",
     "InternVLForConditionalGeneration": "qwen2",
     "KimiK25ForConditionalGeneration": "deepseek_v3",
     "KimiVLForConditionalGeneration": "deepseek_v3",
@@ -141,6 +158,11 @@ WRAPPERS = {
     "Qwen2AudioForConditionalGeneration": "qwen2",
     "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
+    "Qwen2_5OmniForConditionalGeneration": "qwen2_5_omni_text",
+    "Qwen2_5OmniModel": "qwen2_5_omni_text",
+    "Qwen2_5OmniThinkerForConditionalGeneration": "qwen2_5_omni_text",
+    "Qwen3OmniMoeForConditionalGeneration": "qwen3_omni_moe_text",
+    "Qwen3OmniMoeThinkerForConditionalGeneration": "qwen3_omni_moe_text",
     "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
     "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
@@ -159,7 +181,9 @@ TEXT_NAMES: dict[str, Renames] = {
 def text_part(architecture: str, fields: Fields) -> Fields:
     """config.json of the text model in a wrapper. Raises ModelError for parts that are no objects, and for a
     text model without a row here."""
-    text = fields.get("text_config")
+    if isinstance(thinker := fields.get(THINKER), dict):
+        fields = {name: fields[name] for name in SHARED if name in fields} | thinker
+    text = fields.get("text_config", fields.get("llm_config"))
     if text is None:
         text = fields  # older files have one level
     if not isinstance(text, dict):

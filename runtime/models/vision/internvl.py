@@ -25,6 +25,28 @@ from runtime.models.vision.patches import PatchProjection, join_squares
 
 PROJECTOR_EPS = 1e-5
 HEAD_EPS = 1e-6
+RENAMES: Renames = (
+    ("vision_tower.embeddings.patch_embeddings.", "vision_tower.embeddings."),
+    ("vision_tower.encoder.layer.", "vision_tower.layers."),
+    ("vision_tower.", "media_encoder.vision_tower."),
+    ("multi_modal_projector.", "media_encoder.multi_modal_projector."),
+)
+AUTHORS_RENAMES: Renames = (
+    ("vision_model.embeddings.class_embedding", "vision_model.embeddings.cls_token"),
+    ("vision_model.embeddings.position_embedding", "vision_model.embeddings.position_embeddings"),
+    ("vision_model.embeddings.patch_embedding.", "vision_model.embeddings.projection."),
+    ("vision_model.encoder.", "vision_model."),
+    (".attn.proj.", ".attention.projection_layer."),
+    (".attn.", ".attention."),
+    (".norm1.", ".layernorm_before."),
+    (".norm2.", ".layernorm_after."),
+    (".ls1", ".lambda_1"),
+    (".ls2", ".lambda_2"),
+    ("vision_model.", "media_encoder.vision_tower."),
+    ("mlp1.0.", "media_encoder.multi_modal_projector.layer_norm."),
+    ("mlp1.1.", "media_encoder.multi_modal_projector.linear_1."),
+    ("mlp1.3.", "media_encoder.multi_modal_projector.linear_2."),
+)
 
 
 def open_norm(device: Device, dtype: torch.dtype, config: InternVlEncoder) -> LayerNorm | RMSNorm:
@@ -55,7 +77,12 @@ class TileAttention(Layer):
     def __init__(self, device: Device, dtype: torch.dtype, config: InternVlEncoder) -> None:
         size = config.hidden_size
         self.num_heads = config.num_heads
-        self.qkv_proj = ReplicatedQkv(device, dtype, size, bias=config.has_bias)
+        self.qkv: ReplicatedLinear | None = None
+        self.qkv_proj: ReplicatedQkv | None = None
+        if config.authors is None:
+            self.qkv_proj = ReplicatedQkv(device, dtype, size, bias=config.has_bias)
+        else:
+            self.qkv = ReplicatedLinear(device, dtype, size, 3 * size, bias=config.has_bias)
         self.projection_layer = ReplicatedLinear(device, dtype, size, size, bias=True)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
@@ -65,7 +92,9 @@ class TileAttention(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, L, size] -> [B, L, size]."""
-        q, k, v = self.qkv_proj.forward(x).chunk(3, dim=-1)
+        qkv = self.qkv or self.qkv_proj
+        assert qkv is not None
+        q, k, v = qkv.forward(x).chunk(3, dim=-1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.forward(q), self.k_norm.forward(k)
         parts = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
@@ -128,16 +157,10 @@ class TileProjector(Layer):
 class InternVl(Layer):
     """See MediaEncoder."""
 
-    renames: Renames = (
-        ("vision_tower.embeddings.patch_embeddings.", "vision_tower.embeddings."),
-        ("vision_tower.encoder.layer.", "vision_tower.layers."),
-        ("vision_tower.", "media_encoder.vision_tower."),
-        ("multi_modal_projector.", "media_encoder.multi_modal_projector."),
-    )
-
     def __init__(self, device: Device, dtype: torch.dtype, config: InternVlEncoder) -> None:
         self.torch_device, self.dtype = device.torch_device, dtype
         self.output_size = config.output_size
+        self.renames: Renames = RENAMES if config.authors is None else AUTHORS_RENAMES
         self.vision_tower = TileTower(device, dtype, config)
         self.multi_modal_projector = TileProjector(device, dtype, config)
 

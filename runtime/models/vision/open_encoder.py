@@ -23,6 +23,7 @@ from runtime.models.config.kimi_vision_config import KimiEncoder
 from runtime.models.config.llama4_vision_config import Llama4Encoder
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
 from runtime.models.config.minicpmv_config import MiniCpmVEncoder
+from runtime.models.config.omni_config import OmniEncoder
 from runtime.models.config.onevision_config import OneVisionEncoder
 from runtime.models.config.pixtral_config import PixtralEncoder
 from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder
@@ -40,6 +41,7 @@ from runtime.models.vision.llama4_vision import Llama4Vision
 from runtime.models.vision.llava import Llava
 from runtime.models.vision.minicpmv import MiniCpmV
 from runtime.models.vision.moonvit import MoonVit
+from runtime.models.vision.omni import Omni
 from runtime.models.vision.onevision import OneVision
 from runtime.models.vision.pixtral import Pixtral
 from runtime.models.vision.qwen3_vl import Qwen3Vl
@@ -72,6 +74,8 @@ def open_encoder(device: Device, dtype: torch.dtype, config: MediaConfig) -> Med
             return Gemma3Vision(device, dtype, config)
         case GlmVisionEncoder():
             return GlmVision(device, dtype, config)
+        case OmniEncoder():
+            return Omni(device, dtype, config)
         case OneVisionEncoder():
             return OneVision(device, dtype, config)
         case DualImages():

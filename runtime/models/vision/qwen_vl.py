@@ -14,7 +14,12 @@ from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from runtime.devices.base import Device
 from runtime.layers.norm import LayerNorm, RMSNorm
-from runtime.layers.parallel.replicated import ReplicatedGateUp, ReplicatedLinear, replicated_weight
+from runtime.layers.parallel.replicated import (
+    ReplicatedGateUp,
+    ReplicatedLinear,
+    ReplicatedQkv,
+    replicated_weight,
+)
 from runtime.layers.upload import upload, upload_int64
 from runtime.layers.weight import Layer
 from runtime.messages.media import MediaValues
@@ -66,13 +71,20 @@ class WindowAttention(Layer):
     def __init__(self, device: Device, dtype: torch.dtype, config: QwenVlEncoder) -> None:
         size = config.hidden_size
         self.num_heads = config.num_heads
-        self.qkv = ReplicatedLinear(device, dtype, size, 3 * size, bias=config.has_qkv_bias)
+        self.qkv: ReplicatedLinear | None = None
+        self.qkv_proj: ReplicatedQkv | None = None
+        if config.has_joined_qkv:
+            self.qkv = ReplicatedLinear(device, dtype, size, 3 * size, bias=config.has_qkv_bias)
+        else:
+            self.qkv_proj = ReplicatedQkv(device, dtype, size, bias=config.has_qkv_bias)
         self.proj = ReplicatedLinear(device, dtype, size, size, bias=config.has_bias)
 
     def forward(self, x: Tensor, groups: Sequence[Tensor], cos: Tensor, sin: Tensor) -> Tensor:
         """x [B, L, size] of B images; cosines and sines float32 [L, head size / 2] -> [B, L, size]. `groups`:
         int64 [groups, patches] each, in all each of the L patches once."""
-        q, k, v = self.qkv.forward(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        qkv = self.qkv or self.qkv_proj
+        assert qkv is not None
+        q, k, v = qkv.forward(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         found = torch.empty_like(v)
         for group in groups:

@@ -68,7 +68,11 @@ class Kernels(Group, frozen=True, kw_only=True):
     ] = "auto"
     mm_attention_backend: A[
         Literal["sdpa", "fa3", "fa4", "triton_attn", "ascend_attn", "aiter_attn"] | Auto,
-        planned("Kernels of attention in image and audio towers."),
+        option(
+            "Kernels of attention in image and audio towers: torch's (sdpa), which are ascend_attn on NPUs.",
+            later=("fa3", "fa4", "triton_attn", "aiter_attn"),
+            missing="it is the device's own: FlashAttention of torch on CUDA, npu_fusion_attention on NPUs",
+        ),
     ] = "auto"
     nsa_prefill_backend: A[
         SparseAttention | Auto, on_device("cuda", "Kernels of sparse attention for prompts.")
@@ -168,6 +172,7 @@ class KernelsPlan(Kernels, frozen=True, kw_only=True):
     decode_attention_backend: str
     sampling_backend: str
     grammar_backend: str  # none: no structured outputs
+    mm_attention_backend: str
     fp8_gemm_backend: str  # by_rows, triton or cutlass on CUDA; own elsewhere
 
 
@@ -184,6 +189,11 @@ def phase_backend(attention_backend: str) -> Derived:
 def sampling_backend(device: DeviceFacts) -> Derived:
     """The device's first sampling kernels."""
     return Derived(device.sampling_backends[0], f"it is the sampling of {device.name}")
+
+
+def mm_attention_backend(device: DeviceFacts) -> Derived:
+    """The device's attention in towers of images and sounds."""
+    return Derived(device.tower_attention, f"it is the attention of torch on {device.name}")
 
 
 def fp8_gemm_backend(device: DeviceFacts) -> Derived:

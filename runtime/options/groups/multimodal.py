@@ -7,6 +7,7 @@ from msgspec import Meta
 from runtime.options.declare import Count, Group, Json, option, superseded
 
 Timeout = A[float, Meta(gt=0)]
+HostMemory = A[float, Meta(ge=1.0, le=65536.0)]
 
 
 class Multimodal(Group, frozen=True, kw_only=True):
@@ -37,8 +38,9 @@ class Multimodal(Group, frozen=True, kw_only=True):
     mm_process_config: A[
         Json | None,
         option(
-            "Settings of the preparation, as JSON.",
-            missing="settings of images and audio; of video it reads fps, num_frames and max_frames",
+            "Settings of the preparation of images and videos, as JSON.",
+            note="image: min_pixels, max_pixels; video: these, fps, num_frames, max_frames. Pixels are for "
+            "models whose images may have any size (Qwen-VL, GLM-4.1V); sounds are as the model's files say",
         ),
     ] = None
     mm_enable_dp_encoder: A[
@@ -48,6 +50,14 @@ class Multimodal(Group, frozen=True, kw_only=True):
             note="pays where several images come at once; of one alone the others wait for it",
         ),
     ] = False
+    mm_host_memory_gb: A[
+        HostMemory,
+        option(
+            "GiB of host memory that decoded and prepared images, videos and sounds of all requests may "
+            "take.",
+            note="a file waits for room within its request's time, else it gets status 503",
+        ),
+    ] = 8.0
     limit_mm_data_per_request: A[
         Json | None,
         option(

@@ -1,5 +1,6 @@
 """Rules on options of images, videos and sounds."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from runtime.devices.facts import DeviceFacts
@@ -30,26 +31,31 @@ def media_limits_are_counts(options: Values) -> str | None:
     return None
 
 
-VIDEO_SETTINGS = {"fps": (int, float), "num_frames": (int,), "max_frames": (int,)}
+PIXELS: Mapping[str, tuple[type, ...]] = {"min_pixels": (int,), "max_pixels": (int,)}
+SETTINGS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "image": PIXELS,
+    "video": {"fps": (int, float), "num_frames": (int,), "max_frames": (int,), **PIXELS},
+}
 
 
 def media_settings_are_known(options: Values) -> str | None:
     """--mm-process-config sets what is read of it, to numbers above 0."""
     settings = options["mm_process_config"] or {}
-    video = settings.get("video", {})
-    unknown = sorted(settings.keys() - {"video"})
-    if isinstance(video, dict):
-        unknown += sorted(f"video.{name}" for name in video.keys() - VIDEO_SETTINGS.keys())
-    else:
-        unknown.append("video without settings")
+    unknown = sorted(settings.keys() - SETTINGS.keys())
+    for kind in sorted(settings.keys() & SETTINGS.keys()):
+        given = settings[kind]
+        if not isinstance(given, dict):
+            return f"--mm-process-config: {kind} must be an object of settings"
+        unknown += sorted(f"{kind}.{name}" for name in given.keys() - SETTINGS[kind].keys())
     if unknown:
-        return (
-            f"--mm-process-config: {', '.join(unknown)} is not served by this version yet; of video it takes "
-            f"{', '.join(VIDEO_SETTINGS)}"
-        )
-    wrong = [name for name, value in video.items() if type(value) not in VIDEO_SETTINGS[name] or value <= 0]
-    if wrong:
-        return f"--mm-process-config: video.{wrong[0]} must be a number above 0"
+        taken = "; ".join(f"of {kind} it takes {', '.join(names)}" for kind, names in SETTINGS.items())
+        return f"--mm-process-config: {', '.join(unknown)} is no setting; {taken}"
+    for kind, given in settings.items():
+        wrong = [
+            name for name, value in given.items() if type(value) not in SETTINGS[kind][name] or value <= 0
+        ]
+        if wrong:
+            return f"--mm-process-config: {kind}.{wrong[0]} must be a number above 0"
     return None
 
 

@@ -101,10 +101,7 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
             f"--enable-dp-attention does not go with --{name.replace('_', '-')}",
             {name: off},
         )
-        for name, value, off in (
-            ("enable_memory_saver", True, False),
-            ("cpu_offload_gb", 1, 0),
-        )
+        for name, value, off in (("enable_memory_saver", True, False), ("cpu_offload_gb", 1, 0))
     ),
     (
         {

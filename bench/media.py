@@ -1,0 +1,235 @@
+"""What images cost: encoding several in one batch and one by one, the event loop's time for one whose
+encoding is cached, and gaps between the tokens of text streams while images are decoded.
+
+    python -m bench.media encode    # a vision tower of Qwen2.5-VL's width on the CPU, random weights
+    python -m bench.media cached    # a tiny Qwen2-VL on the CPU
+    python -m bench.media streams   # the same files with the null device: loop and decoders alone
+
+`streams` measures in turns: nothing beside the streams, images of 3840 x 2160 as JPEG in requests, and as a
+control a process of the decoders' priority (nice 10) that keeps as many cores busy as the decoders may.
+"""
+
+import argparse
+import asyncio
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from base64 import b64encode
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import uvloop
+from PIL import Image
+
+import runtime
+from bench.load import request_bytes
+from bench.loop_gaps import Stream, figures
+from bench.record import record
+from bench.serve import get, server
+from runtime.devices.cpu.device import open_device
+from runtime.layers.weight import named_weights
+from runtime.media_kind import MediaKind
+from runtime.messages.media import MediaSource, MediaValues
+from runtime.models.config.qwen_vl_config import QwenVlEncoder
+from runtime.models.vision.open_encoder import open_encoder
+from tests.devices.drive import start_rank
+from tests.models.make_media import PLACEHOLDER, make_qwen_vl, name_placeholder
+
+BATCH = 8
+STREAMS = 8
+STEP_S = 0.005
+TOWER = QwenVlEncoder(
+    placeholder_id=0,
+    video_placeholder_id=1,
+    hidden_size=1280,
+    intermediate_size=3420,
+    num_layers=4,
+    num_heads=16,
+    patch_size=14,
+    num_frames=2,
+    merge_size=2,
+    activation="silu",
+    output_size=2048,
+    is_gated=True,
+    window_patches=8,
+    full_layers=(3,),
+)
+TEMPLATE = (
+    "{% for part in messages[0].content %}{% if part.type == 'image' %}<|image|>{% else %}"
+    "{{ part.text }}{% endif %}{% endfor %}"
+)
+
+
+def encode(args: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of a batch of images in one call and in a call each, by the patches of a side."""
+    torch.set_num_threads(args.threads)
+    device = open_device(start_rank(""), 0, torch.float32)
+    encoder = open_encoder(device, torch.float32, TOWER)
+    for _, weight in named_weights(encoder):  # type: ignore[arg-type]
+        weight.tensor.normal_(0, 0.02)
+    rng, found = np.random.default_rng(0), {}
+    for side in args.sides:
+        media = [image_of(rng, index, side) for index in range(BATCH)]
+        together: list[float] = []
+        apart: list[float] = []
+        with torch.inference_mode():
+            for _ in range(args.runs + 1):
+                begin = time.perf_counter()
+                encoder.encode(media)
+                middle = time.perf_counter()
+                for one in media:
+                    encoder.encode([one])
+                together.append((middle - begin) * 1e3)
+                apart.append((time.perf_counter() - middle) * 1e3)
+        batch, single = median(together[1:]), median(apart[1:])
+        found[f"{side}x{side} patches"] = {
+            "batch_ms": round(batch, 1),
+            "one_by_one_ms": round(single, 1),
+            "ratio": round(single / batch, 2),
+        }
+    return found
+
+
+def image_of(rng: np.random.Generator, id: int, side: int) -> MediaValues:
+    """An image of side x side patches."""
+    shape = (side * side, 3, TOWER.patch_size, TOWER.patch_size)
+    return MediaValues(
+        id=id,
+        values=rng.standard_normal(shape, dtype=np.float32).ravel(),
+        shape=shape,
+        grid=(1, side, side),
+        num_rows=side * side // TOWER.merge_size**2,
+    )
+
+
+def picture(height: int, width: int, kind: str) -> str:
+    """A file of random pixels in base64."""
+    pixels = np.random.default_rng(height).integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((width, height)).save(file := io.BytesIO(), kind, quality=90)
+    return b64encode(file.getvalue()).decode()
+
+
+def write_model(folder: Path) -> None:
+    """A tiny Qwen2-VL with a chat template."""
+    make_qwen_vl(folder, "2")
+    name_placeholder(folder, "<|image|>", TEMPLATE, PLACEHOLDER)
+
+
+async def cached(args: argparse.Namespace) -> dict[str, Any]:
+    """Time of the loop's thread for a request with an image that was seen before, and for one of equally many
+    tokens without. Requests come one after the other."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_model(folder)
+        image = picture(256, 256, "PNG")
+        options: dict[str, Any] = {"context_length": 512, "dtype": "float32", "num_threads": 1}
+        async with runtime.Engine(model_path=name, **options) as engine:
+            greedy = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
+            source = MediaSource(kind=MediaKind.IMAGE, param="image", base64=image)
+            prompt = [9, 8, PLACEHOLDER, 7]
+            first = await engine.generate(prompt, media=[source], **greedy)
+            assert first.finish is not None
+            plain = list(range(20, 20 + first.finish.prompt_tokens))
+            found: dict[str, Any] = {}
+            for label, given in (("image", (prompt, [source])), ("text", (plain, []))):
+                spent: list[float] = []
+                for _ in range(args.requests):
+                    begin = time.thread_time()
+                    await engine.generate(given[0], media=given[1], **greedy)
+                    spent.append((time.thread_time() - begin) * 1e3)
+                found[f"{label}_loop_ms"] = round(median(spent), 2)
+            scheduler = engine._core.replicas[0].scheduler
+            assert scheduler is not None and scheduler.planner.encodings is not None
+            found["encoded"] = scheduler.planner.encodings.num_encoded
+        return found
+
+
+async def streams(args: argparse.Namespace, port: int) -> dict[str, Any]:
+    """Gaps between the tokens of text streams in milliseconds, in turns: alone, beside images, beside a busy
+    process of low priority."""
+    image = {
+        "type": "image_url",
+        "image_url": {"url": "data:image/jpeg;base64," + picture(2160, 3840, "JPEG")},
+    }
+    body = {
+        "model": "x",
+        "max_tokens": 1,
+        "messages": [{"role": "user", "content": [image, {"type": "text", "text": "what?"}]}],
+    }
+    request = request_bytes(port, "/v1/chat/completions", body)
+    text = {"model": "x", "prompt": [9, 8, 7], "stream": True, "ignore_eos": True, "max_tokens": 400}
+    gaps: list[float] = []
+    loop = asyncio.get_running_loop()
+    asked = request_bytes(port, "/v1/completions", text)
+    open_streams = [
+        (await loop.create_connection(lambda: Stream(asked, gaps), "127.0.0.1", port))[0]
+        for _ in range(STREAMS)
+    ]
+    found: dict[str, list[float]] = {"alone": [], "images": [], "control": []}
+    answered = 0
+    for _ in range(args.turns):
+        for label, values in found.items():
+            gaps.clear()
+            begin = time.monotonic()
+            busy = [subprocess.Popen([sys.executable, "-c", BUSY])] if label == "control" else []
+            while time.monotonic() - begin < args.seconds:
+                if label == "images":
+                    answered += await answer(port, request)
+                else:
+                    await asyncio.sleep(0.05)
+            for process in busy:
+                process.kill()
+                process.wait()
+            values += gaps
+    for one in open_streams:
+        one.close()
+    return {label: figures(values) for label, values in found.items()} | {"images_answered": answered}
+
+
+BUSY = "import os; os.nice(10)\nwhile True: sum(range(1000))"
+
+
+async def answer(port: int, request: bytes) -> int:
+    """One request on a connection of its own. -> 1"""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    line = await reader.readline()
+    assert b" 200 " in line, line
+    writer.close()
+    return 1
+
+
+def main() -> None:
+    """Runs the bench, prints its figures and records them in bench/results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("encode", "cached", "streams"))
+    parser.add_argument("--sides", type=int, nargs="+", default=[8, 16, 32], help="patches")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a turn")
+    args = parser.parse_args()
+    if args.what == "encode":
+        results = encode(args)
+    elif args.what == "cached":
+        results = uvloop.run(cached(args))
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            write_model(Path(name))
+            options = ("--model-path", name, "--device", "null", "--served-model-name", "x")
+            with server(*options, "--null-step-s", str(STEP_S), "--log-level", "error") as (port, _, _):
+                assert get(port, "/health")[0] == 200
+                results = uvloop.run(streams(args, port))
+    print(json.dumps(results, indent=2))
+    record(f"media_{args.what}", results)
+
+
+if __name__ == "__main__":
+    main()
