@@ -78,7 +78,7 @@ def start_rank(
         max_total_tokens=plan.memory.max_total_tokens,
         seed=plan.schedule.random_seed,
         device_options=plan.device_options,
-        environment=node_environment(plan.parallel) | plan.ascend.rank_environment,
+        environment=node_environment(plan.parallel) | plan.rank_environment,
         window_ratio=plan.memory.window_ratio,
         state_ratio=plan.states.mamba_full_memory_ratio,
         num_states=plan.states.max_mamba_cache_size,

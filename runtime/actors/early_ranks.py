@@ -27,7 +27,7 @@ def open_early(plan: Plan) -> RankProcesses | None:
         device=parallel.device,
         num_ranks=parallel.num_ranks,
         num_threads=parallel.num_threads,
-        environment=plan.ascend.rank_environment,
+        environment=plan.rank_environment,
     )
     forks = open_fork_server(parallel.device, parallel.standby_ranks)
     return RankProcesses(setup, 1, imports=True, forks=forks)

@@ -335,7 +335,7 @@ def doctor(options: Sequence[str], arguments: argparse.Namespace) -> int:
     if arguments.bench:
         plan = plan_for(parsed)
         measured = bench(
-            plan.parallel.device, plan.parallel.num_ranks, plan.ascend.rank_environment, arguments.shrink
+            plan.parallel.device, plan.parallel.num_ranks, plan.rank_environment, arguments.shrink
         )
     if arguments.json:
         print(_json({"findings": findings, "measured": measured} if arguments.bench else findings))
