@@ -80,7 +80,7 @@ def fused(ops: Any) -> FusedOps:
         return UnfusedOps(ops)
     from runtime.devices.cuda.fused import CudaFusedOps
 
-    return CudaFusedOps()
+    return CudaFusedOps(ops)
 
 
 class Bench:

@@ -1,8 +1,9 @@
 """Mixture of experts on a GPU: grouped matrix products in Triton. The host reads nothing, so a step with
 experts can be captured.
 
-A layer is six launches: the router, two that align slots by expert, the gated product, the down product, and
-the sum of each token; quantizing activations takes two more.
+A layer is five launches: the router, one that aligns slots by expert (two with many slots, none with the
+fewest), the gated product, the down product, and the sum of each token; quantizing activations takes two
+more.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from runtime.devices.cuda.gemm_tiles import SINGLE_SLOTS, rows_of
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.moe_permute import moe_align_block_size, moe_sum_reduce
 from runtime.devices.cuda.kernels.moe_routing import route
+from runtime.devices.cuda.options import KernelFusion
 from runtime.devices.cuda.weights import PackedWeight, pack, pack_dense
 from runtime.devices.torch_rearranged import rearranged_tensors
 from runtime.models.config.moe_config import Routing
@@ -26,8 +28,9 @@ ExpertWeights = tuple[PackedWeight, PackedWeight]
 class CudaExperts:
     """Experts (devices/base.py) in Triton."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, fusion: KernelFusion = "safe") -> None:
         self.gpu = gpu
+        self.fusion = fusion
 
     def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         """Expert ids and weights of each token; see Experts.route."""
@@ -57,7 +60,7 @@ class CudaExperts:
             return torch.zeros_like(x)
         ids = expert_ids.contiguous()
         size = 0 if num_slots <= SINGLE_SLOTS else rows_of(-(-num_slots // num_experts), self.gpu)
-        tiles = moe_align_block_size(ids, num_experts, size)
+        tiles = moe_align_block_size(ids, num_experts, size, fuses=self.fusion != "off")
         inner = grouped_gemm(x, gate_up, tiles, ids, ids.shape[1], self.gpu, is_gated=True)
         return moe_sum_reduce(
             grouped_gemm(inner, down, tiles, ids, 1, self.gpu, is_gated=False),

@@ -15,12 +15,13 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 from runtime.devices.all_to_all import MoeAllToAll, PackedExperts
 from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.packed import PackedWeight
 from runtime.layers.feed_forward import FeedForward
+from runtime.layers.fused_ops import fused_ops_of
 from runtime.layers.linear import Linear
 from runtime.layers.moe.expert_table import ExpertTable
 from runtime.layers.moe.expert_weights import Expert, ExpertWeights
@@ -55,7 +56,7 @@ class Router(Layer):
         *,
         has_bias: bool,
     ) -> None:
-        self.experts, self.ops = device.experts, device.ops
+        self.experts, self.ops, self.fused = device.experts, device.ops, fused_ops_of(device)
         self.routing, self.hidden, self.num_experts = routing, hidden, num_experts
         replicated = replicated_shard(num_experts)
         self.weight: Weight | None = Weight.empty(
@@ -65,7 +66,7 @@ class Router(Layer):
             device.torch_device,
         )
         self.e_score_correction_bias = self._correction_bias(num_experts, device) if has_bias else None
-        # once it is loaded: float32 [experts, hidden], packed where the device packs weights of any type
+        # once it is loaded: as the device takes it for sums in float32
         self.packed: PackedWeight | None = None
 
     @staticmethod
@@ -82,21 +83,21 @@ class Router(Layer):
         return Weight(tensor, {"": source})
 
     def finish_loading(self) -> None:
-        """Widens the weight to float32."""
+        """Packs the weight: in float32 where the device packs weights of any type."""
         assert self.weight is not None
-        wide = self.weight.tensor.float()
-        self.packed = self.ops.pack_linear(wide) if self.ops.packs_rows else wide
+        weight = self.weight.tensor
+        packs_rows = self.ops.packs_rows
+        self.packed = self.ops.pack_linear(weight.float()) if packs_rows else self.fused.pack_router(weight)
         self.weight = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, hidden] -> expert ids, int64 or int32 [T, k], and their weights, float32 [T, k]."""
         assert self.packed is not None
         bias = None if self.e_score_correction_bias is None else self.e_score_correction_bias.tensor
-        wide = x.float()
         logits = (
-            linear(wide, self.packed)
+            self.fused.router_logits(x, self.packed)
             if isinstance(self.packed, Tensor)
-            else self.ops.linear(wide, self.packed, None)
+            else self.ops.linear(x.float(), self.packed, None)
         )
         if self.routing.score == "sparsemixer":
             return sparsemixer(logits, self.routing.jitter)

@@ -25,9 +25,9 @@ IDS = {  # of five experts: what a step may look like
 }
 
 
-def listed(ids: torch.Tensor, size: int) -> dict[int, list[int]]:
+def listed(ids: torch.Tensor, size: int, *, fuses: bool = False) -> dict[int, list[int]]:
     """The slots of each expert, in their order; checks the rest of what `moe_align_block_size` promises."""
-    tiles = moe_align_block_size(ids, 5, size)
+    tiles = moe_align_block_size(ids, 5, size, fuses=fuses)
     expert_ids, slots, found = tiles.expert_ids.tolist(), tiles.slots.view(-1, size).tolist(), {}
     needed = [owner for owner in expert_ids if owner != NO_EXPERT]
     assert expert_ids == needed + [NO_EXPERT] * (len(expert_ids) - len(needed)) and needed == sorted(needed)
@@ -48,6 +48,16 @@ def test_slots_are_listed_by_expert(case: str, size: int) -> None:
         if expert in flat
     }
     assert listed(torch.tensor(IDS[case], device=TORCH_DEVICE), size) == wanted
+    assert listed(torch.tensor(IDS[case], device=TORCH_DEVICE), size, fuses=True) == wanted
+
+
+def test_few_slots_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted some at a time, by each program for all experts."""
+    monkeypatch.setattr(moe_permute, "COUNTED", 8 * 16)
+    monkeypatch.setattr(moe_permute, "count_experts_kernel", None)
+    ids = torch.randint(-1, 6, (50, 4), generator=torch.Generator().manual_seed(2))
+    found = listed(ids.to(TORCH_DEVICE), 16, fuses=True)
+    assert found == {expert: torch.nonzero(ids.flatten() == expert).flatten().tolist() for expert in range(5)}
 
 
 def test_many_slots_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
