@@ -6,7 +6,7 @@ fewest), the gated product, the down product, and the sum of each token; quantiz
 more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -54,6 +54,29 @@ class CudaExperts:
     def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: ExpertWeights) -> Tensor:
         """The experts' weighted sum for each token [T, hidden]; see Experts.apply. Sums are float32 in the
         order of the token's expert ids, so they do not depend on the batch."""
+        return self._sum(x, expert_ids, weights, packed, None)
+
+    def apply_added(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        packed: ExpertWeights,
+        added: Callable[[], Tensor],
+    ) -> Tensor:
+        """See AddingExperts.apply_added."""
+        if self.fusion == "off" or expert_ids.numel() == 0:
+            return self.apply(x, expert_ids, weights, packed).add_(added())
+        return self._sum(x, expert_ids, weights, packed, added)
+
+    def _sum(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        packed: ExpertWeights,
+        added: Callable[[], Tensor] | None,
+    ) -> Tensor:
         gate_up, down = packed
         num_slots, num_experts = expert_ids.numel(), len(gate_up.weight)
         if num_slots == 0:
@@ -62,9 +85,6 @@ class CudaExperts:
         size = 0 if num_slots <= SINGLE_SLOTS else rows_of(-(-num_slots // num_experts), self.gpu)
         tiles = moe_align_block_size(ids, num_experts, size, fuses=self.fusion != "off")
         inner = grouped_gemm(x, gate_up, tiles, ids, ids.shape[1], self.gpu, is_gated=True)
-        return moe_sum_reduce(
-            grouped_gemm(inner, down, tiles, ids, 1, self.gpu, is_gated=False),
-            ids,
-            weights.contiguous(),
-            num_experts,
-        )
+        slots = grouped_gemm(inner, down, tiles, ids, 1, self.gpu, is_gated=False)
+        other = None if added is None else added()
+        return moe_sum_reduce(slots, ids, weights.contiguous(), num_experts, other)

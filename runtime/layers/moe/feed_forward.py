@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 
 from runtime.devices.all_to_all import MoeAllToAll, PackedExperts
 from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.experts import AddingExperts
 from runtime.devices.packed import PackedWeight
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.fused_ops import fused_ops_of
@@ -193,8 +194,10 @@ class SparseFeedForward(Layer):
             ids = self.table.places(ids)
         if self.local.start:
             ids = ids - self.local.start
-        out = self.device.experts.apply(x, ids, weights, self.packed)
-        out = add_shared(out, shared)
+        experts = self.device.experts
+        if shared is not None and isinstance(experts, AddingExperts):
+            return sum_of_ranks(self.device, experts.apply_added(x, ids, weights, self.packed, shared))
+        out = add_shared(experts.apply(x, ids, weights, self.packed), shared)
         return sum_of_ranks(self.device, out)
 
     def _exchanged(

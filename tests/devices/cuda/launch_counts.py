@@ -1,5 +1,5 @@
-"""Launches of captured decode steps: `python -m tests.devices.cuda.launch_counts FOLDER FUSION ROWS OPTIONS`,
-OPTIONS as JSON for StartRank. Prints JSON: launches of the forward graph, and of sampling graphs.
+"""Launches of captured decode steps: `python -m tests.devices.cuda.launch_counts FOLDER:FUSION ...`. Prints
+JSON: of each, launches of the forward graph, and of sampling graphs.
 
 A rank captures on the cpu with the kernels as an H200 would be given them. They run nothing; each is counted,
 and so is each operator of torch that is neither a view nor an allocation.
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from msgspec import structs
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from runtime.devices.base import Device
 from runtime.devices.cpu.device import open_device
@@ -36,6 +36,8 @@ from tests.devices.cuda import no_gpu
 from tests.devices.cuda.variants import ARCH, H200
 from tests.devices.drive import start_rank
 
+ROWS = 4
+
 
 class Launches(TorchDispatchMode):
     """Counts what a GPU would launch, by name."""
@@ -45,11 +47,15 @@ class Launches(TorchDispatchMode):
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
         returns = [one.alias_info for one in function._schema.returns]
         is_view = any(alias is not None and not alias.is_write for alias in returns)
+        if is_view and isinstance(found, Tensor):  # unless it was copied after all
+            memory = found.untyped_storage().data_ptr()
+            is_view = any(x.untyped_storage().data_ptr() == memory for x in args if isinstance(x, Tensor))
         if not is_view and function.overloadpacket not in ALLOCATIONS:
             self.counts[function.overloadpacket.__name__] += 1
-        return function(*args, **(kwargs or {}))
+        return found
 
 
 class CountedGraphs:
@@ -105,35 +111,53 @@ def start(message: StartRank, graphs: CountedGraphs, fusion: Any) -> TorchExecut
     return TorchExecutor(start_torch_rank(0, message, without_progress, opened, facts))
 
 
-def main(folder: str, fusion: str, rows: str, options: str) -> None:
-    """Captures one size."""
-    no_gpu.install(ARCH, lambda *_: None)
-    graphs, size = CountedGraphs(), int(rows)
-    run = no_gpu.Nothing.run
+class Counting:
+    """Kernels and products that are launched, counted for the capture under way."""
 
-    def counted(kernel: Any, *args: Any) -> None:
-        run(kernel, *args)
-        if graphs.counts is not None:
-            graphs.counts["kernels"] += 1
+    def __init__(self) -> None:
+        self.graphs = CountedGraphs()
 
-    no_gpu.Nothing.run = counted  # type: ignore[method-assign]
+    def add(self, name: str) -> None:
+        if self.graphs.counts is not None:
+            self.graphs.counts[name] += 1
+
+    def run(self, *args: Any) -> None:
+        """In place of a compiled kernel's."""
+        self.add("kernels")
+
+    def mm(self, x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Tensor:
+        """A product that torch has on GPUs alone."""
+        self.add("mm")
+        with _disable_current_modes():
+            return torch.zeros(len(x), weight.shape[1], dtype=out_dtype)
+
+
+def captured(folder: str, fusion: str, counting: Counting) -> dict[str, dict[str, int]]:
+    """Launches of a step of ROWS rows, by graph and name."""
+    counting.graphs = graphs = CountedGraphs()
     message = start_rank(
         folder,
         page_size=64,
-        max_slots=size,
+        max_slots=ROWS,
         max_len=8192,
         max_step_tokens=64,
         max_total_tokens=1 << 15,
         dtype="bfloat16",
-        graph_sizes=[size],
-        **json.loads(options),
+        graph_sizes=[ROWS],
     )
     with ZeroedMemory():
-        rank = start(message, graphs, fusion)
-        captured = rank.capture(size)
-        assert captured.error == "", captured.error
-    names = ("forward", "greedy", "random", "penalised")
-    print(json.dumps(dict(zip(names, map(dict, graphs.captured), strict=False))))
+        found = start(message, graphs, fusion).capture(ROWS)
+    assert found.error == "", found.error
+    return dict(zip(("forward", "greedy", "random", "penalised"), map(dict, graphs.captured), strict=False))
+
+
+def main(*cases: str) -> None:
+    """Captures a step of each FOLDER:FUSION."""
+    no_gpu.install(ARCH, lambda *_: None)
+    counting = Counting()
+    no_gpu.Nothing.run = counting.run  # type: ignore[assignment, method-assign]
+    torch.mm = counting.mm  # type: ignore[assignment]
+    print(json.dumps([captured(*case.rsplit(":", 1), counting) for case in cases]))
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def test_what_sampling_needs() -> None:
 )
 def test_the_last_program_merges(num_decodes: int, scores: Scores) -> None:
     """Twice: counters are zeros between launches."""
-    rows = [(1200, 1), (700, 1)] if num_decodes else [(900, 3)]
+    rows = [(600, 1), (350, 1)] if num_decodes else [(560, 3)]
     cache = fill(rows, 2, (32, 32), 16, torch.float32, torch.float32)
     slots, starts, counts = (np.array(x, np.int32) for x in (range(len(rows)), *zip(*rows, strict=True)))
     if scores.sinks is not None:
@@ -182,8 +182,8 @@ def test_the_last_program_merges(num_decodes: int, scores: Scores) -> None:
 def test_the_last_program_adds_partial_sums(scheme: Scheme, has_bias: bool) -> None:
     """Twice: counters are zeros between launches."""
     weight, x, counters = (
-        packed(scheme, 72, 4096),
-        randn(3, 4096),
+        packed(scheme, 72, 1024),
+        randn(3, 1024),
         products.split_counters(MANY, TORCH_DEVICE),
     )
     bias = randn(72) if has_bias else None

@@ -111,6 +111,22 @@ def test_a_token_does_not_depend_on_its_company() -> None:
         near(turned, expected, torch.float32)
 
 
+@pytest.mark.parametrize("fusion", ["off", "safe"])
+def test_another_output_is_added(fusion: str) -> None:
+    """To the bit as behind the experts, and asked for behind them; also where no expert is here."""
+    experts = CudaExperts(EXPERTS.gpu, fusion)  # type: ignore[arg-type]
+    x, shared = (torch.randn(3, 40, device=TORCH_DEVICE).bfloat16() for _ in range(2))
+    weights = torch.rand(3, 2, device=TORCH_DEVICE)
+    stacks = (torch.randn(5, *shape, device=TORCH_DEVICE).bfloat16() for shape in ((144, 40), (40, 72)))
+    packed = experts.pack(*stacks)
+    for ids in (torch.tensor([[0, 4], [2, -1], [1, 1]]), torch.tensor([[-1, 7]] * 3)):
+        places = ids.to(TORCH_DEVICE)
+        expected = experts.apply(x, places, weights, packed) + shared
+        assert torch.equal(experts.apply_added(x, places, weights, packed, lambda: shared), expected)
+    none = experts.apply_added(x[:0], ids[:0].to(TORCH_DEVICE), weights[:0], packed, lambda: shared[:0])
+    assert none.shape == (0, 40)
+
+
 def test_no_tokens() -> None:
     packed = EXPERTS.pack(
         torch.randn(5, 64, 32, device=TORCH_DEVICE), torch.randn(5, 32, 32, device=TORCH_DEVICE)

@@ -99,12 +99,15 @@ def sum_experts_kernel(
     ids: tl.tensor,
     weights: tl.tensor,
     out: tl.tensor,
+    added: tl.tensor,
     size: tl.tensor,
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
+    ADDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid (tokens, blocks of a row): float32 sums in the order of a token's expert ids."""
+    """Grid (tokens, blocks of a row): float32 sums in the order of a token's expert ids; with ADDS, plus rows
+    of `added` once they are rounded."""
     token, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for i in range(TOP_K):
@@ -113,6 +116,9 @@ def sum_experts_kernel(
         is_here = (expert >= 0) & (expert < EXPERTS)
         row = tl.load(x + slot * size + at, mask=is_here & (at < size), other=0.0).to(tl.float32)
         total += row * tl.where(is_here, tl.load(weights + slot), 0.0)
+    if ADDS:
+        total = total.to(out.dtype.element_ty).to(tl.float32)
+        total += tl.load(added + token * size + at, mask=at < size, other=0.0).to(tl.float32)
     tl.store(out + token * size + at, total.to(out.dtype.element_ty), mask=at < size)
 
 
@@ -165,13 +171,25 @@ def moe_align_block_size(ids: Tensor, num_experts: int, size: int, *, fuses: boo
     return ExpertTiles(slots, expert_ids, size)
 
 
-def moe_sum_reduce(x: Tensor, ids: Tensor, weights: Tensor, num_experts: int) -> Tensor:
-    """Rows of slots x [T * k, N] -> weighted sums of tokens [T, N]."""
+def moe_sum_reduce(
+    x: Tensor, ids: Tensor, weights: Tensor, num_experts: int, added: Tensor | None = None
+) -> Tensor:
+    """Rows of slots x [T * k, N] -> weighted sums of tokens [T, N], plus `added` [T, N]."""
     (num, top_k), size = ids.shape, x.shape[1]
     out = x.new_empty(num, size)
     if num:
         block = min(1024, next_power_of_2(size, 16))
         sum_experts_kernel[(num, triton.cdiv(size, block))](
-            x, ids, weights, out, size, EXPERTS=num_experts, TOP_K=top_k, BLOCK=block, num_warps=4
+            x,
+            ids,
+            weights,
+            out,
+            out if added is None else added.contiguous(),
+            size,
+            EXPERTS=num_experts,
+            TOP_K=top_k,
+            ADDS=added is not None,
+            BLOCK=block,
+            num_warps=4,
         )
     return out
