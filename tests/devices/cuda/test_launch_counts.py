@@ -29,7 +29,7 @@ LAYERS = {
     ("deepseek_v3", "", "all"): 18,
 }
 # --kernel-fusion -> launches beside the layers, of the graphs of a forward pass and of sampling at random
-BESIDE = {"off": (25, 53), "safe": (9, 17), "all": (9, 17)}
+OTHERS = {"off": (25, 53), "safe": (9, 17), "all": (9, 17)}
 
 
 def folder_of(family: str, weights: str, num_layers: int, tmp_path: Path) -> Path:
@@ -66,11 +66,11 @@ def test_launches(tmp_path: Path) -> None:
         for num in (2, 3)
     }
     found = counted([f"{folders[*case[:2], num]}:{case[2]}" for case in LAYERS for num in (2, 3)])
-    layers, beside = {}, {}
+    layers, others = {}, {}
     for case, few, many in zip(LAYERS, found[::2], found[1::2], strict=True):
         totals = [sum(graphs["forward"].values()) for graphs in (few, many)]
         layers[case] = totals[1] - totals[0]
         if case[0] == "llama" and not case[1]:
-            beside[case[2]] = 3 * totals[0] - 2 * totals[1], sum(few["random"].values())
+            others[case[2]] = 3 * totals[0] - 2 * totals[1], sum(few["random"].values())
     assert layers == LAYERS
-    assert beside == BESIDE
+    assert others == OTHERS
