@@ -152,8 +152,11 @@ def test_what_sampling_needs() -> None:
     assert (found.largest_k, found.has_top_p) == (9, True) and found.settings is not None
     bounds = torch.where(expected.top_k > 0, expected.top_k, vocab).clamp_max(vocab).int()
     assert found.bounds is not None and torch.equal(found.bounds, bounds)
-    logits = randn(150, vocab)
-    assert torch.equal(fused.ops.sample(logits, found), fused.ops.sample(logits, expected))
+    few = [
+        ops.sampling_inputs(at[0][:4], at[1][:4], params, (9, True)) for ops in (fused, UnfusedOps(fused.ops))
+    ]
+    tokens = [fused.ops.sample(randn(4, vocab), inputs) for inputs in few]
+    assert torch.equal(*tokens)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ GAMMA: tl.constexpr = tl.constexpr(0x9E3779B97F4A7C15)
 BLOCK = 128  # rows of a program of sampling_inputs_kernel
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def begin_decodes_kernel(
     packed: tl.tensor,
     tables: tl.tensor,
@@ -91,7 +91,7 @@ def _mix(x: tl.tensor) -> tl.tensor:
     return x ^ (x >> 31)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def sampling_inputs_kernel(
     slots: tl.tensor,
     lengths: tl.tensor,
