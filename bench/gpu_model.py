@@ -83,7 +83,8 @@ def dry_executor(message: StartRank) -> TorchExecutor:
 
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         device = open_device(start, rank, dtype)
-        return replace(device, ops=CudaOps(dtype, INTERPRETER), fused=CudaFusedOps(), programs=None)
+        ops = CudaOps(dtype, INTERPRETER)
+        return replace(device, ops=ops, fused=CudaFusedOps(ops), programs=None)
 
     return TorchExecutor(start_torch_rank(0, message, without_progress, opened, FACTS))
 

@@ -10,6 +10,19 @@ from pathlib import Path
 
 from runtime.options.facts import MOST_OPEN_FILES
 
+# what NCCL shall do unless the operator or an option says otherwise, and why
+NCCL = {
+    # it would register the buffers of captured collectives with all ranks and keep them so until the graphs
+    # are gone; what that gains, and how it ends, no two GPUs have shown yet
+    "NCCL_GRAPH_REGISTER": "0",
+    # buffers for reductions in the switch are memory of each GPU that is taken late, beside torch's allocator
+    # and after the pages were measured; --enable-nccl-nvls asks for them
+    "NCCL_NVLS_ENABLE": "0",
+    # a rank that hangs is found and ended by the server (--watchdog-timeout), which logs its stack; a dump of
+    # what NCCL did would only hold up that end
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+
 
 def environment(num_threads: int | None) -> dict[str, str]:
     """A child's environment: the parent's, and variables that libraries read when they are imported.
@@ -22,9 +35,7 @@ def environment(num_threads: int | None) -> dict[str, str]:
         # idle OpenMP threads sleep after some 10 µs; by default they stay awake for milliseconds, and take
         # the cores of everything else
         "GOMP_SPINCOUNT": "1000",
-        # NCCL would register the buffers of captured collectives with all ranks and keep them so until the
-        # graphs are gone; what that gains, and how it ends, no two GPUs have shown yet
-        "NCCL_GRAPH_REGISTER": "0",
+        **NCCL,
         **os.environ,
     }
     if num_threads is not None:

@@ -1,7 +1,7 @@
 """What a device computes of mixture-of-experts layers. Torch-free at run time."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from runtime.devices.all_to_all import PackedExperts
 from runtime.devices.operands import Quantized
@@ -9,6 +9,23 @@ from runtime.models.config.moe_config import Routing
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@runtime_checkable
+class AddingExperts(Protocol):
+    """Experts of a device that may add another output to theirs in the launch that sums them."""
+
+    def apply_added(
+        self,
+        x: "Tensor",
+        expert_ids: "Tensor",
+        weights: "Tensor",
+        packed: PackedExperts,
+        added: "Callable[[], Tensor]",
+    ) -> "Tensor":
+        """Experts.apply plus what `added` gives, [T, hidden], to the bit as one after the other. It is called
+        behind all else."""
+        ...
 
 
 class Experts(Protocol):

@@ -2,7 +2,7 @@
 Torch-free at run time."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from runtime.devices.all_to_all import PackedExperts
 from runtime.models.config.quantization_schemes import Scheme
@@ -10,6 +10,7 @@ from runtime.models.config.quantization_schemes import Scheme
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from runtime.devices.base import AttentionPlan, Gate
     from runtime.devices.sampling_inputs import SamplingInputs
 
 
@@ -50,6 +51,34 @@ class Seen:
     generated: "Tensor"  # int32 [S, V]
     in_prompt: "Tensor"  # bool [S, V]
     penalties: "Tensor"  # float32 [S, 3]: frequency, presence, repetition
+
+
+class SlotTensors(NamedTuple):
+    """What a rank keeps of its S slots between steps, on the device."""
+
+    page_tables: "Tensor"  # int32 [pools, S, pages]
+    lengths: "Tensor"  # int64 [S]
+    last_token: "Tensor"  # int64 [S]
+
+
+class SlotParams(NamedTuple):
+    """How the sequences of S slots are sampled."""
+
+    floats: "Tensor"  # float32 [3, S]: temperature, top_p, min_p
+    seeds: "Tensor"  # int64 [S]
+    top_k: "Tensor"  # int64 [S]; 0: no limit
+    vocab_size: int
+
+
+class DecodeRows(NamedTuple):
+    """N rows of a captured decode step; tensors int64 [N] on the device."""
+
+    slots: "Tensor"
+    positions: "Tensor"  # of the tokens that are computed
+    token_ids: "Tensor"
+    locations: "tuple[Tensor, ...]"  # for each pool, as ForwardBatch.locations
+    # as of Graphs.plan_decodes; None: the device makes it there
+    attention: "AttentionPlan | None" = None
 
 
 # weights in MXFP4 (layers/quantization/mxfp4.py): codes uint8 [E, out, in / 2], and exponents uint8 [E, out,
@@ -103,8 +132,45 @@ class FusedOps(Protocol):
 
     def add_rms_norm_wide(
         self, x: "Tensor", residual: "Tensor", weight: "Tensor", eps: float
-    ) -> "tuple[Tensor, Tensor, Tensor]":
-        """(rms_norm(x + residual), the same as float32, x + residual); may overwrite `residual`."""
+    ) -> "tuple[Tensor, Tensor | None, Tensor]":
+        """(rms_norm(x + residual), the same as float32, x + residual); may overwrite `residual`. None in
+        place of float32 where the device has no launch that gives both."""
+
+    def add_rms_norm(
+        self, x: "Tensor", residual: "Tensor", weight: "Tensor", eps: float, feeds: object
+    ) -> "tuple[Tensor, Tensor]":
+        """As Ops.add_rms_norm. `feeds`: the packed weight that Ops.linear gets next with the norm, for which
+        the device may prepare it; None: it is not known."""
+        ...
+
+    def act_and_mul(self, x: "Tensor", kind: "Gate", feeds: object) -> "Tensor":
+        """As Ops.act_and_mul of x [T, 2 * D]; `feeds`: as of `add_rms_norm`."""
+        ...
+
+    def gated_product(self, x: "Tensor", packed: object, kind: "Gate") -> "Tensor | None":
+        """act_and_mul of the product of x [N, ins] with a packed weight that has no bias and no adapters;
+        None: the device computes the two one after the other."""
+        ...
+
+    def pack_router(self, weight: "Tensor") -> "Tensor":
+        """The weight [E, hidden] of a router, in the form that `router_logits` takes. The caller gives up the
+        original."""
+        ...
+
+    def router_logits(self, x: "Tensor", packed: "Tensor") -> "Tensor":
+        """x [T, hidden] -> float32 [T, E], the products' sums in float32."""
+        ...
+
+    def begin_decodes(self, packed: "Tensor", slots: SlotTensors, page_size: int) -> DecodeRows:
+        """The beginning of a captured decode step. `packed`: int32 [1 + 3 * pools, N], the slots of N rows,
+        and for each pool N updates of its page table: slots, rows and page ids."""
+        ...
+
+    def sampling_inputs(
+        self, slots: "Tensor", lengths: "Tensor", params: SlotParams, filters: tuple[int, bool]
+    ) -> "SamplingInputs":
+        """How to sample for `slots`, int64 [N], the tokens at positions `lengths`, int64 [N]. `filters`: the
+        largest top_k and whether a row has a top_p, of SamplingInputs."""
         ...
 
     def penalise(self, logits: "Tensor", rows: "Tensor", seen: Seen, at: "Tensor") -> None:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
+    from runtime.devices.streams import Stream
+
 
 class PageLoads(Protocol):
     """The loads of one step, which may still run while the forward pass does."""
@@ -22,13 +24,14 @@ class PageLoads(Protocol):
 class PageCopier(Protocol):
     """Copies pages between a rank's cache and its host memory.
 
-    A step calls `save`, then `load`, each at most once, and `finish` last. Copies are ordered with the step's
-    other work: a save reads what earlier steps have computed, and the pages that it read may be overwritten
-    by this step's loads and forward pass. A save is complete before this rank takes part in a later
-    collective, so a result of rank 0 means that all ranks have saved.
+    A step calls `save`, then `load`, each at most once, then `overwrite`, and `finish` last. Copies are
+    ordered with the step's other work: a save reads what earlier steps have computed, and the pages that it
+    read may be overwritten by this step's loads, and by the forward pass if `overwrite` named them. A save is
+    complete before this rank takes part in a later step's collectives, so a result of rank 0 means that all
+    ranks have saved.
 
     On devices with streams, copies run on their own stream, which first waits for the main stream. The main
-    stream waits for saves before the forward pass, and for each layer's loads in `PageLoads.wait`. The host
+    stream waits for saves where `overwrite` says so, and for each layer's loads in `PageLoads.wait`. The host
     memory is the mapping that the event-loop process has as well; a device that needs it page-locked
     registers that mapping.
     """
@@ -42,10 +45,17 @@ class PageCopier(Protocol):
         done."""
         ...
 
-    def finish(self) -> None:
-        """Called after the step's other work: work that is launched later, the transfer of the step's result
-        included, follows all copies of the step. The host waits on the cpu device, and errors of copies are
-        raised; on devices with streams the main stream waits."""
+    def overwrite(self, pages: "np.ndarray") -> None:
+        """Called before the forward pass of every step, whether it copies or not, with the device pages,
+        int32 [N], that it gives to sequences to write to: what is written there follows the saves of these
+        pages, of this step and of earlier ones."""
+        ...
+
+    def finish(self, *, is_alone: bool) -> "Stream | None":
+        """Called after the step's other work: the transfer of the step's result, and the collectives of later
+        steps, follow all copies of the step. The host waits on the cpu device, and errors of copies are
+        raised; on devices with streams the main stream waits. A device may return a stream in its place that
+        the result shall follow, if `is_alone`: there is no other rank."""
         ...
 
     def close(self) -> None:

@@ -16,6 +16,12 @@ FAILED_TIMEOUT_S = 10.0
 # after this rank has succeeded: another rank may still compile, or has failed and this one is about to be
 # ended
 TIMEOUT_S = 3600.0
+# for the other ranks of a start to come: they are started together, and import torch
+MEET_TIMEOUT_S = 300.0
+
+
+class Absent(RuntimeError):
+    """Other ranks of this start did not come: only new ranks can go on."""
 
 
 class Stranded(RuntimeError):
@@ -30,6 +36,20 @@ class Rendezvous:
         self._rank = rank
         self._size = size
         self._count = 0
+
+    def meet(self, timeout_s: float = MEET_TIMEOUT_S) -> None:
+        """Waits until all ranks are at the store, before the library of their collectives does, whose limits
+        are long and whose errors name no rank. Raises Absent."""
+        keys = [f"here/{rank}" for rank in range(self._size)]
+        self._store.set(keys[self._rank], "")
+        try:
+            self._store.wait(keys, timedelta(seconds=timeout_s))
+        except RuntimeError as error:  # not all versions of torch have a class for this error
+            absent = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+            raise Absent(
+                f"rank {', '.join(absent)} of {self._size} did not come within {timeout_s:g} s; its own log "
+                "says why, or it cannot reach this machine"
+            ) from error
 
     def outcomes(self, mine: str) -> list[str]:
         """The outcome of every rank, "" or an error. All ranks call it equally often, when their devices have

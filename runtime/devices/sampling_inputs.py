@@ -20,3 +20,7 @@ class SamplingInputs:
     uniform: "Tensor"  # float64 in [0, 1): the row's random number
     largest_k: int = ANY_K  # an upper bound of the rows' top_k, known on the host; 0: no row has a top_k
     has_top_p: bool = True  # False: no row has a top_p below 1
+    # float32 [N, 3]: temperature, top_p and min_p, and int32 [N]: top_k or the size of the vocabulary, where
+    # the device has made them together
+    settings: "Tensor | None" = None
+    bounds: "Tensor | None" = None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from datetime import timedelta
 from typing import Self, cast
 from urllib.parse import parse_qs, urlsplit
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from runtime.devices.attention_ranks import AttentionRanks
 from runtime.devices.base import Collectives
-from runtime.devices.rendezvous import Rendezvous
+from runtime.devices.rendezvous import MEET_TIMEOUT_S, TIMEOUT_S, Rendezvous
 from runtime.devices.single_rank import SingleRank
 from runtime.devices.torch_stages import StageGroups, TorchStageLinks
 from runtime.messages.ranks import StartRank
@@ -40,7 +41,13 @@ class TorchCollectives:
         total = size * num_stages
         store = open_store(rendezvous, rank, total)
         self._rendezvous = Rendezvous(store, rank, total)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=total, device_id=torch_device)
+        self._rendezvous.meet()
+        # a collective may wait for a rank that compiles for minutes; the server finds one that hangs
+        # (--watchdog-timeout), and ends all of them
+        limit = timedelta(seconds=TIMEOUT_S)
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=total, timeout=limit, device_id=torch_device
+        )
         self.stages = StageGroups(rank, size, num_stages) if num_stages > 1 else None
         # None: all ranks
         self.group = None if self.stages is None else self.stages.of_stage
@@ -132,7 +139,9 @@ def open_store(rendezvous: str, rank: int, size: int) -> dist.Store:
         return dist.FileStore(rendezvous, size)
     url = urlsplit(rendezvous)
     served = {"is_master": True, "master_listen_fd": int(parse_qs(url.query)["fd"][0])} if rank == 0 else {}
-    store = dist.TCPStore(str(url.hostname), int(url.port or 0), size, wait_for_workers=False, **served)
+    limit = timedelta(seconds=MEET_TIMEOUT_S)
+    address = str(url.hostname), int(url.port or 0)
+    store = dist.TCPStore(*address, size, wait_for_workers=False, timeout=limit, **served)
     return dist.PrefixStore(url.path.removeprefix("/"), store)
 
 

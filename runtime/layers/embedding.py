@@ -10,6 +10,7 @@ from torch.nn.functional import embedding, normalize
 from runtime.devices.base import Device, PackedWeight
 from runtime.devices.packed import GgmlWeights, PackedRows
 from runtime.layers.quantization.ggml_weight import GgmlWeight, ggml_weight
+from runtime.layers.sampling.sampler import clean
 from runtime.layers.weight import (
     FormatLookup,
     Layer,
@@ -181,12 +182,33 @@ class Head(Layer):
         fits = ggml is not None and inputs % 32 == 0 and ggml.computes((("Q8_0", outputs),), self.dtype)
         return ggml if fits else None
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether each rank of the model has rows of its own."""
+        return self.ranks.size > 1 and self.ranks is self.device.collectives
+
     def forward(self, x: Tensor) -> Tensor:
         """Hidden states [N, hidden] -> logits, float32 [N, vocabulary]; both are the same on all `ranks`."""
-        # packed rows are multiplied by inputs of any dtype: logits are not rounded to the model's
-        inputs = x.float() if isinstance(self.packed, PackedRows) else x.to(self.dtype)
-        bias = None if self.bias is None else self.bias.tensor.to(inputs.dtype)
-        logits = self.device.ops.linear(inputs, self.packed, bias).float()
+        logits = self.own_logits(x)
         if self.ranks.size == 1:
             return logits
         return self.ranks.all_gather(logits, 1)[:, : self.vocab_size]
+
+    def largest(self, logits: Tensor) -> Tensor:
+        """The first of the largest logits of all ranks, int64 [N], from those of this rank, which are
+        overwritten: the ranks gather two numbers of a row, and not the vocabulary."""
+        start = min(logits.shape[1] * self.ranks.rank, self.vocab_size)
+        own = clean(logits[:, : self.vocab_size - start])  # rows past the vocabulary are none
+        if own.shape[1] == 0:
+            own, start = logits.new_full((len(logits), 1), -torch.inf), 0
+        values, places = own.max(dim=1)
+        pairs = torch.stack((values.double(), (places + start).double()))
+        found, ids = self.ranks.all_gather(pairs.unsqueeze(0), 0).unbind(1)
+        return ids.gather(0, found.argmax(dim=0, keepdim=True)).squeeze(0).long()
+
+    def own_logits(self, x: Tensor) -> Tensor:
+        """As `forward`, of this rank's rows."""
+        # packed rows are multiplied by inputs of any dtype: logits are not rounded to the model's
+        inputs = x.float() if isinstance(self.packed, PackedRows) else x.to(self.dtype)
+        bias = None if self.bias is None else self.bias.tensor.to(inputs.dtype)
+        return self.device.ops.linear(inputs, self.packed, bias).float()

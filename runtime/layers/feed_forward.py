@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
 from runtime.devices.base import Device, Gate
+from runtime.layers.fused_ops import fused_ops_of
 from runtime.layers.linear import Linear, Reduction
 from runtime.layers.weight import Layer, channel_shard, replicated_shard
 from runtime.layers.xielu import Xielu
@@ -33,7 +34,7 @@ class FeedForward(Layer):
         activation: Gate = "silu",
         limit: float = 0.0,
     ) -> None:
-        self.ops, self.limit = device.ops, limit
+        self.ops, self.fused, self.limit = device.ops, fused_ops_of(device), limit
         self.activation: Gate = activation
         own = (
             replicated_shard(inner)
@@ -60,10 +61,16 @@ class FeedForward(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        gate_up = self.gate_up_proj.forward(x)
+        first = self.gate_up_proj
+        if first.lora is None and first.bias is None and not self.limit:
+            gated = self.fused.gated_product(x, first.packed, self.activation)
+            if gated is not None:
+                return self.down_proj.forward(gated)
+        gate_up = first.forward(x)
         if self.limit:
             return self.down_proj.forward(clamped_silu_and_mul(gate_up, self.limit))
-        return self.down_proj.forward(self.ops.act_and_mul(gate_up, self.activation))
+        feeds = self.down_proj.packed
+        return self.down_proj.forward(self.fused.act_and_mul(gate_up, self.activation, feeds))
 
 
 def clamped_silu_and_mul(gate_up: Tensor, limit: float) -> Tensor:

@@ -3,9 +3,12 @@ specification of those kernels."""
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from runtime.devices.base import Device, Ops
-from runtime.devices.operands import FusedOps, Seen
+from runtime.devices.base import Device, Gate, Ops
+from runtime.devices.operands import DecodeRows, FusedOps, Seen, SlotParams, SlotTensors
+from runtime.devices.sampling_inputs import SamplingInputs
+from runtime.layers.sampling.sampler import uniform
 
 
 class UnfusedOps:
@@ -31,14 +34,61 @@ class UnfusedOps:
 
     def add_rms_norm_wide(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """See FusedOps.add_rms_norm_wide."""
-        normed, total = self.ops.add_rms_norm(x, residual, weight, eps)
-        return normed, normed.float(), total
+        normed, total = self.add_rms_norm(x, residual, weight, eps, None)
+        return normed, None, total
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, feeds: object
+    ) -> tuple[Tensor, Tensor]:
+        """See FusedOps.add_rms_norm."""
+        return self.ops.add_rms_norm(x, residual, weight, eps)
+
+    def act_and_mul(self, x: Tensor, kind: Gate, feeds: object) -> Tensor:
+        """See FusedOps.act_and_mul."""
+        return self.ops.act_and_mul(x, kind)
+
+    def gated_product(self, x: Tensor, packed: object, kind: Gate) -> Tensor | None:
+        """None: one after the other."""
+        return None
+
+    def pack_router(self, weight: Tensor) -> Tensor:
+        """float32."""
+        return weight.float()
+
+    def router_logits(self, x: Tensor, packed: Tensor) -> Tensor:
+        """See FusedOps.router_logits."""
+        return linear(x.float(), packed)
+
+    def begin_decodes(self, packed: Tensor, slots: SlotTensors, page_size: int) -> DecodeRows:
+        """See FusedOps.begin_decodes."""
+        rows, *updates = packed.long()
+        for pool, table in enumerate(slots.page_tables):
+            at, row, ids = updates[3 * pool : 3 * pool + 3]
+            table.index_put_((at, row), ids.int())
+        positions = slots.lengths[rows]
+        found = locations(slots.page_tables, rows, positions, page_size)
+        return DecodeRows(rows, positions, slots.last_token[rows], found)
+
+    def sampling_inputs(
+        self, slots: Tensor, lengths: Tensor, params: SlotParams, filters: tuple[int, bool]
+    ) -> SamplingInputs:
+        """See FusedOps.sampling_inputs."""
+        temperature, top_p, min_p = params.floats.index_select(1, slots).unbind()
+        numbers = uniform(params.seeds.index_select(0, slots), lengths)
+        top_k = params.top_k.index_select(0, slots)
+        return SamplingInputs(temperature, top_p, top_k, min_p, numbers, *filters)
 
     def penalise(self, logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
         """See Fused.penalise."""
         penalise(logits, rows, seen, at)
+
+
+def locations(tables: Tensor, slots: Tensor, positions: Tensor, page_size: int) -> tuple[Tensor, ...]:
+    """Where the tokens at `positions` of `slots` are in the cache, int64 [N] for each pool of `tables`."""
+    pages = tables[:, slots, positions // page_size].long()
+    return (pages * page_size + positions % page_size).unbind()
 
 
 def fused_ops_of(device: Device) -> FusedOps:

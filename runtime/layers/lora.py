@@ -1,7 +1,9 @@
 """LoRA adapters on a rank: what each linear layer adds for the tokens of sequences that have an adapter.
 
-Loaded adapters are in host memory, sharded as the layers are: B of a column-parallel layer by its outputs, A
-of a row-parallel layer by its inputs (the layer's reduction adds up the partial products, as B is linear).
+Loaded adapters are in host memory (pinned where the device has memory of its own, so that the host waits for
+no copy when a step takes one into use), sharded as the layers are: B of a column-parallel layer by its
+outputs, A of a row-parallel layer by its inputs (the layer's reduction adds up the partial products, as B is
+linear).
 The adapters in use are in `num_lora_slots` LoRA slots on the device, in one tensor a layer, with LoRA ranks
 padded to the largest. Tokens without an adapter cost nothing, and a step without adapters is the same as on a
 server without them.
@@ -9,6 +11,7 @@ server without them.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +23,7 @@ from torch.nn.functional import linear
 from runtime.devices.base import Device
 from runtime.devices.lora import LoraOps, LoraPlan, LoraWeights
 from runtime.layers.linear import Linear, LinearUse
-from runtime.layers.upload import upload_int64
+from runtime.layers.upload import pinned, upload_int64
 from runtime.layers.weight import Layer, LayerTree, PackedModules
 from runtime.messages.lora import AdapterSetup, LoraAssignment
 from runtime.messages.steps import StepPlan
@@ -158,15 +161,16 @@ class LoraSlots:
         return own.to(self.dtype).contiguous(), (b[self.rows[part]].float() * scale).to(self.dtype)
 
     def load_slot(self, lora_slot: int, path: str, weights_of_adapter: AdapterWeights) -> None:
-        """Copies the adapter's weights for the layer `path` to a LoRA slot; zeros where it has none."""
+        """Copies the adapter's weights for the layer `path` to a LoRA slot, in the order of the device's
+        work; zeros where it has none."""
         a, b = self.weights.a[lora_slot].zero_(), self.weights.b[lora_slot].zero_()
         for index, part in enumerate(self.part_of_run):
             if (pair := weights_of_adapter.get((path, part))) is not None:
-                a[index, : len(pair[0])].copy_(pair[0])
+                a[index, : len(pair[0])].copy_(pair[0], non_blocking=True)
         first = 0
         for part, rows in self.rows.items():
             if (pair := weights_of_adapter.get((path, part))) is not None:
-                b[first : first + len(rows), : len(pair[0])].copy_(pair[1])
+                b[first : first + len(rows), : len(pair[0])].copy_(pair[1], non_blocking=True)
             first += len(rows)
 
     def add(self, x: Tensor, out: Tensor) -> Tensor:
@@ -192,6 +196,9 @@ class LoraAdapters:
         """`packed_modules`: of the model's class."""
         self.ops = device.lora_ops or TorchLoraOps(device.torch_device, setup.num_lora_slots)
         self.torch_device = device.torch_device
+        streams = device.streams
+        # a thread that takes pinned memory must have its device
+        self.take_device = None if streams is None else partial(streams.set_device, streams.current_device())
         self.step = StepLora()
         self.renames = lora_renames(config)
         self.modules = {
@@ -237,6 +244,8 @@ class LoraAdapters:
     def load(self, id: int, folder: str) -> None:
         """Reads an adapter to host memory. May run in any thread, at the same time as steps. Raises
         ModelError."""
+        if self.take_device is not None:
+            self.take_device()
         adapter = read_adapter(folder, self.modules, self.renames)
         tensors = read_tensors(Path(folder) / WEIGHTS)
         self.host_weights[id] = {
@@ -247,7 +256,8 @@ class LoraAdapters:
 
     def _shard(self, tensors: dict[str, Tensor], name: str, pair: Pair) -> tuple[Tensor, Tensor]:
         path, part = self.fused_targets[name]
-        return self.lora_slots[path].shard(part, tensors[pair.a], tensors[pair.b], pair.scale)
+        a, b = self.lora_slots[path].shard(part, tensors[pair.a], tensors[pair.b], pair.scale)
+        return pinned(a, self.torch_device), pinned(b, self.torch_device)
 
     def begin_step(self, plan: StepPlan) -> bool:
         """Applies a plan's changes of LoRA slots and sequences. Call it before the step is launched. ->

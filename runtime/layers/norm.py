@@ -1,6 +1,7 @@
 """Norms of hidden states, in the kinds of models/config/block.py."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch.nn.functional import layer_norm
 
 from runtime.devices.base import Device
 from runtime.layers.fused_ops import fused_ops_of
+from runtime.layers.linear import Linear
 from runtime.layers.weight import Layer, SourceTensor, TensorReader, Weight, replicated_shard
 from runtime.models.config.block import NormKind
 
@@ -24,6 +26,8 @@ class RMSNorm(Layer):
     ) -> None:
         self.ops, self.fused = device.ops, fused_ops_of(device)
         self.eps = eps
+        # what becomes of the norm: a layer's packed weight, once there is one
+        self.feeds: Callable[[], object] = _nothing
         self.weight = Weight.empty(
             (size,), {"": SourceTensor((size,), 0, replicated_shard(size))}, dtype, device.torch_device
         )
@@ -41,14 +45,32 @@ class RMSNorm(Layer):
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm of x + residual, x + residual)."""
-        normed, total = self.ops.add_rms_norm(x, residual, self.weight.tensor, self.eps)
-        return (normed if self.shift is None else normed + self.shift), total
+        if self.shift is not None:
+            normed, total = self.ops.add_rms_norm(x, residual, self.weight.tensor, self.eps)
+            return normed + self.shift, total
+        return self.fused.add_rms_norm(x, residual, self.weight.tensor, self.eps, self.feeds())
 
-    def add_wide(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(norm of x + residual, the same as float32, x + residual)."""
+
+# first projections of attention and of feed-forwards
+FIRST = ("qkv_proj", "qkv_a_proj", "gate_up_proj")
+
+
+def feed(norm: "Norm", layer: Layer) -> None:
+    """Tells a norm that its results go to this layer's first projection as they are. Of other norms and
+    layers it says nothing."""
+    linear = next((found for name in FIRST if (found := getattr(layer, name, None)) is not None), None)
+    if isinstance(norm, RMSNorm) and isinstance(linear, Linear):
+        norm.feeds = partial(getattr, linear, "packed")
+
+
+def _nothing() -> None:
+    """What a norm feeds that is not known."""
+
+    def add_wide(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """(norm of x + residual, the same as float32 where one launch gives both, x + residual)."""
         if self.shift is not None:
             normed, total = self.add(x, residual)
-            return normed, normed.float(), total
+            return normed, None, total
         return self.fused.add_rms_norm_wide(x, residual, self.weight.tensor, self.eps)
 
 

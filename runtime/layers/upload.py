@@ -14,6 +14,12 @@ def upload(array: np.ndarray, torch_device: torch.device) -> Tensor:
     return tensor if torch_device.type == "cpu" else tensor.pin_memory().to(torch_device, non_blocking=True)
 
 
+def pinned(tensor: Tensor, torch_device: torch.device) -> Tensor:
+    """A tensor of the host in pinned memory, for copies to the device that the host does not wait for; on the
+    CPU the tensor itself. The thread must have taken the device."""
+    return tensor if torch_device.type == "cpu" else tensor.pin_memory()
+
+
 def upload_int64(array: np.ndarray, torch_device: torch.device) -> Tensor:
     """A fresh int64 tensor. The array may be read-only, as those of a ring are."""
     return upload(array.astype(np.int64), torch_device)

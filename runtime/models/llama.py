@@ -13,7 +13,7 @@ from runtime.layers.embedding import Embedding, Head
 from runtime.layers.feed_forward import FeedForward, PlainFeedForward
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.moe.plain_experts import PlainExperts
-from runtime.layers.norm import NORMS, NoNorm, Norm, RMSNorm
+from runtime.layers.norm import NORMS, NoNorm, Norm, RMSNorm, feed
 from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
 from runtime.layers.parallel.group_tokens import open_group_tokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
@@ -120,6 +120,9 @@ class LlamaDecoderLayer(Layer):
         # the router is given what the norm before the feed-forward makes, as it is
         is_direct = self.is_apart or (self.groups is None and self.sequence_parallel is None)
         self.routes_norm = isinstance(self.mlp, SparseFeedForward) and is_direct
+        if self.sequence_parallel is None:  # else what is projected is gathered first
+            feed(self.input_layernorm, self.self_attn)
+            feed(self.post_attention_layernorm, self.mlp)
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
@@ -369,14 +372,14 @@ class Llama(Layer):
         """See GenerativeModel.hidden_states."""
         return self.norm.forward(self.last_hidden(hidden)).float()
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> float32 [N, vocabulary]."""
-        return self.head_logits(self.norm.forward(self.last_hidden(hidden)))
+    def logits(self, hidden: Tensor, *, own: bool = False) -> Tensor:
+        """[N, hidden] -> float32 [N, vocabulary]. `own`: of this rank's rows of the head alone."""
+        return self.head_logits(self.norm.forward(self.last_hidden(hidden)), own=own)
 
-    def head_logits(self, normed: Tensor) -> Tensor:
+    def head_logits(self, normed: Tensor, *, own: bool = False) -> Tensor:
         """As `logits`, of what the last norm gives."""
         assert self.lm_head is not None, "logits of a model that pools"
-        logits = self.lm_head.forward(normed)
+        logits = self.lm_head.own_logits(normed) if own else self.lm_head.forward(normed)
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         return torch.tanh(logits / self.logit_cap) * self.logit_cap if self.logit_cap else logits

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from runtime.devices.ascend.options import AscendOptions
-from runtime.devices.cuda.options import CudaOptions
+from runtime.devices.cuda.options import CudaOptions, SymmetricMemory
 from runtime.devices.null.options import NullOptions
 from runtime.messages.prompt_split import PromptSplit
 from runtime.models.config.recurrent_config import draft_nodes
@@ -173,13 +173,20 @@ class Plan(Struct, frozen=True, kw_only=True):
             base_gpu_id=self.parallel.base_gpu_id,
             gpu_id_step=self.parallel.gpu_id_step,
             cudagraph_gc=self.graphs.enable_cudagraph_gc,
-            symm_mem=self.parallel.enable_torch_symm_mem,
+            symm_mem=self._symmetric_memory(),
             nccl_window=self.parallel.enable_symm_mem,
             checks_peers=self.parallel.enable_p2p_check,
+            kernel_fusion=self.kernels.kernel_fusion,
             fp8_gemm_backend=self.kernels.fp8_gemm_backend,
             prefill_attention_backend=self.kernels.prefill_attention_backend,
             decode_attention_backend=self.kernels.decode_attention_backend,
         )
+
+    def _symmetric_memory(self) -> SymmetricMemory:
+        """What was asked for must work, and what was derived may."""
+        if not self.parallel.enable_torch_symm_mem:
+            return "off"
+        return "try" if self.why["enable_torch_symm_mem"].source == "derived" else "on"
 
     def _npu_options(self) -> AscendOptions:
         return AscendOptions(

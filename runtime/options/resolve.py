@@ -183,6 +183,8 @@ def _choose_kernels(c: Choices, model: ModelFacts, device: DeviceFacts, machine:
     c.auto(kernels.sampling_backend, device)
     c.auto(kernels.mm_attention_backend, device)
     c.auto(kernels.fp8_gemm_backend, device)
+    overlaps = c["enable_two_batch_overlap"]
+    c.auto(parallel.enable_torch_symm_mem, device, c["num_ranks"], c["nnodes"], overlaps)
     c.auto(experts.moe_runner_backend, device)
     c.auto(kernels.grammar_backend, device, machine, model, c["skip_tokenizer_init"])
 

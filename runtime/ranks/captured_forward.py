@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.operands import DecodeRows, SlotTensors
 from runtime.devices.step_graphs import Graph, Graphs
+from runtime.layers.fused_ops import fused_ops_of, locations
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.parallel.group_tokens import open_group_tokens
 from runtime.layers.sampling.sampler import clean
 from runtime.models.base import CompiledLayer, GenerativeModel
+from runtime.models.llama import Llama
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.slots import Slots
 
@@ -42,9 +45,14 @@ class CapturedForward:
         """Rows of a captured step's page updates: slots, page-table rows and ids of each pool."""
         return 3 * len(self.slots.page_tables)
 
+    def begin_decodes(self, packed: Tensor) -> DecodeRows:
+        """The rows of a decode step, of its packed inputs, int32 [1 + 3 * pools, N]: slots and page updates.
+        Those of padding set the padding slot's first page to the padding page, which it is already."""
+        state = SlotTensors(self.slots.page_tables, self.lengths, self.slots.last_token)
+        return fused_ops_of(self.device).begin_decodes(packed, state, self.page_size)
+
     def set_pages(self, updates: Tensor) -> None:
-        """Page updates, int64 [3 * pools, P]; those of padding set the padding slot's first page to the
-        padding page, which it is already."""
+        """Page updates, int64 [3 * pools, P]; those of padding as in `begin_decodes`."""
         for pool, table in enumerate(self.slots.page_tables):
             at, row, ids = updates[3 * pool : 3 * pool + 3]
             table.index_put_((at, row), ids.int())
@@ -52,20 +60,25 @@ class CapturedForward:
     def hidden(self, slots: Tensor, positions: Tensor, token_ids: Tensor, *, is_adapted: bool) -> Tensor:
         """Hidden states [N, hidden] of a token for each of `slots` at `positions`, int64 [N]. Tokens of one
         slot stand at consecutive positions, and each attends to those before it."""
+        places = locations(self.slots.page_tables, slots, positions, self.page_size)
+        return self.hidden_of(DecodeRows(slots, positions, token_ids, places), is_adapted=is_adapted)
+
+    def hidden_of(self, rows: DecodeRows, *, is_adapted: bool) -> Tensor:
+        """As `hidden`."""
+        slots, positions, attention = rows.slots, rows.positions, rows.attention
         if self.adapters is not None:
             self.adapters.use_slots(slots if is_adapted else None)
-        tables = self.slots.page_tables
-        attention = None
-        if self.kv:
+        if self.kv and attention is None:
+            tables = self.slots.page_tables
             attention = self.graphs.plan_decodes(slots, positions + 1, tables, self.page_size, self.windows)
         attended = self.device.attention
         num_groups = attended.layout.num_groups if attended is not None and self.device.has_groups else 0
         batch = ForwardBatch(
-            token_ids,
+            rows.token_ids,
             positions if self.shifts is None else positions + self.shifts[slots],
-            locations(tables, slots, positions, self.page_size),
+            rows.locations,
             self.kv,
-            attention,
+            attention if self.kv else None,
             is_decode=True,
             is_real=self.is_real(slots) if self.masks else None,
             group_tokens=(len(slots),) * num_groups,
@@ -82,6 +95,14 @@ class CapturedForward:
             return is_real
         counts = (len(slots),) * self.device.attention.layout.num_groups
         return groups.join(is_real.to(torch.int32), counts) > 0
+
+    def greedy(self, hidden: Tensor, slots: Tensor, lengths: Tensor) -> Tensor:
+        """The likeliest token behind each of `hidden`, int64 [N], the same on all ranks. Where these have
+        parts of one head, each finds the largest of its own logits."""
+        head = self.model.lm_head if isinstance(self.model, Llama) else None
+        if head is not None and head.is_divided and isinstance(self.model, Llama):
+            return head.largest(self.model.logits(hidden, own=True))
+        return self.sampled(self.model.logits(hidden), slots, lengths, None)
 
     def sampled(
         self,
@@ -103,8 +124,7 @@ class CapturedForward:
                 clean(logits)
             inputs = None
             if filters is not None:
-                numbers = self.slots.random_numbers(slots, lengths)
-                inputs = self.slots.sampling_inputs(slots, numbers, *filters)
+                inputs = fused_ops_of(self.device).sampling_inputs(slots, lengths, self.slots.params, filters)
             tokens = logits.argmax(dim=1) if inputs is None else self.device.ops.sample(logits, inputs)
             if penalises:
                 self.slots.penalties.counts.add_captured(slots, tokens)
@@ -120,9 +140,3 @@ class CapturedForward:
         for body in bodies:
             body()
         return [self.graphs.capture(body) for body in bodies]
-
-
-def locations(tables: Tensor, slots: Tensor, positions: Tensor, page_size: int) -> tuple[Tensor, ...]:
-    """Where the tokens at `positions` of `slots` are in the cache, int64 [N] for each pool of `tables`."""
-    pages = tables[:, slots, positions // page_size].long()
-    return (pages * page_size + positions % page_size).unbind()

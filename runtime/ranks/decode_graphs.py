@@ -280,11 +280,8 @@ class DecodeGraphs:
 
     def forward_body(self, size: int, *, is_adapted: bool = False) -> None:
         """From packed inputs to hidden states. Reads nothing on the host but `size`."""
-        rows, target = self.inputs(size), self.target
-        slots = rows[0]
-        target.set_pages(rows[1:])
-        tokens = self.slots.last_token[slots]
-        hidden = target.hidden(slots, target.lengths[slots], tokens, is_adapted=is_adapted)
+        packed = self.packed[: self.width * size].view(self.width, size)
+        hidden = self.target.hidden_of(self.target.begin_decodes(packed), is_adapted=is_adapted)
         if self.hidden is None:
             self.hidden = torch.zeros(self.largest, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
         self.hidden[:size].copy_(hidden)
@@ -295,8 +292,12 @@ class DecodeGraphs:
         assert self.hidden is not None
         target, slots = self.target, self.inputs(size)[0]
         positions = target.lengths[slots]
-        logits = target.model.logits(self.hidden[:size])
-        tokens = target.sampled(logits, slots, positions + 1, filters, penalises=penalises)
+        hidden = self.hidden[:size]
+        if filters is None and not penalises:
+            tokens = target.greedy(hidden, slots, positions + 1)
+        else:
+            logits = target.model.logits(hidden)
+            tokens = target.sampled(logits, slots, positions + 1, filters, penalises=penalises)
         self.tokens[:size].copy_(tokens)
         self.slots.last_token.index_put_((slots,), tokens)
         target.lengths.index_put_((slots,), positions + (slots != self.slots.padding))

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Device, PageCopier, PageLoads
+from runtime.devices.base import Device, PageCopier
 from runtime.devices.decoder_spec import Forwarded
 from runtime.devices.executor import Pending
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.pooling import plan_pooling
 from runtime.layers.sampling.logits_ops import logits_ops_of
 from runtime.layers.upload import upload_int64
-from runtime.messages.steps import Failing, PageCopies, StepPlan, StepResult
+from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.models.base import CompiledLayer, Model, generative
 from runtime.models.config.pooling import Pooling
 from runtime.ranks.drafting.draft_runner import DraftRunner
@@ -37,7 +37,7 @@ from runtime.ranks.replays import find_replay, launch_replay
 from runtime.ranks.sample_rows import SampleRows, sample_rows
 from runtime.ranks.sampled import Sampled
 from runtime.ranks.slots import Slots
-from runtime.ranks.step_copies import end_page_copies
+from runtime.ranks.step_copies import begin_copies, end_copies
 from runtime.ranks.step_effects import StepEffects
 from runtime.ranks.step_inputs import StepInputs
 from runtime.ranks.step_logits import StepLogits
@@ -138,7 +138,7 @@ class ModelRunner:
         if self.pipeline is not None:
             self.pipeline.settle(plan, self.effects.take)
         self.slots.forced = {}
-        page_loads = None if plan.page_copies is None else self.copy_pages(plan.page_copies)
+        page_loads = begin_copies(self.copies, plan, self.page_size)
         is_adapted = self.adapters is not None and self.adapters.begin_step(plan)
         replay = find_replay(self, [plan], [self.slots.needs]) if groups is None else groups.replay
         if replay is not None:
@@ -221,7 +221,7 @@ class ModelRunner:
         self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, hidden: Tensor, pipeline: PipelineStage
     ) -> Pending:
         """The end of a step on a stage that does not sample: what it has computed goes to the next one."""
-        end_page_copies(plan, self.copies, self.device)
+        end_copies(self.copies, plan, self.transfers, self.device)
         if self.pooling is not None:
             rows = replace(rows, rows=rows.rows[:0])  # a vector follows, and no token
         is_urgent = self.states is not None or plan.draft_parents is not None
@@ -248,7 +248,7 @@ class ModelRunner:
         self, plan: StepPlan, sampled: Sampled, prompt: list[PromptRow], shown: list[Tensor], begin: float
     ) -> Pending:
         """The result of a step that samples, whose tensors begin their way to the host."""
-        end_page_copies(plan, self.copies, self.device)
+        end_copies(self.copies, plan, self.transfers, self.device)
         if not self.samples:
             return Unreported()
         tensors = [sampled.tokens.int()]  # a copy: the next step may write to `tokens`
@@ -334,7 +334,7 @@ class ModelRunner:
         vectors = (
             self.model.pool(hidden, picks) if len(rows) else torch.empty(0, device=self.device.torch_device)
         )
-        end_page_copies(plan, self.copies, self.device)
+        end_copies(self.copies, plan, self.transfers, self.device)
         if not self.samples:
             return Unreported()
         return Launched(
@@ -344,19 +344,10 @@ class ModelRunner:
             ),
         )
 
-    def copy_pages(self, page_copies: PageCopies) -> PageLoads | None:
-        """Saves pages to host memory, and begins to load others."""
-        assert self.copies is not None, "page copies, but no host tier"
-        if len(page_copies.save_pages):
-            self.copies.save(page_copies.save_pages, page_copies.save_hosts)
-        has_loads = len(page_copies.load_pages) > 0
-        return self.copies.load(page_copies.load_hosts, page_copies.load_pages) if has_loads else None
-
     def finish_page_copies(self, plan: StepPlan, begin: float) -> Pending:
         """The end of a plan without rows, which no forward has ordered among the ranks: the result says that
         all of them are done that have these pages."""
-        if self.copies is not None:
-            self.copies.finish()
+        end_copies(self.copies, plan, self.transfers, self.device)
         if self.pipeline is not None:
             self.pipeline.relay()
         summed = self.device.group_ranks.all_reduce(torch.zeros(1, device=self.device.torch_device))

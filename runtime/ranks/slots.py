@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Ops
-from runtime.devices.operands import LogitsOps
+from runtime.devices.operands import LogitsOps, SlotParams
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.fused_ops import penalise
 from runtime.layers.sampling.grammar_masks import GrammarMasks
@@ -204,6 +204,11 @@ class Slots:
             logits = logits if is_own else logits.clone()
             ops.mask(logits, int64_tensor(places, self.torch_device), upload(bits, self.torch_device))
         return logits
+
+    @property
+    def params(self) -> SlotParams:
+        """How sequences are sampled, on the device."""
+        return SlotParams(self.floats, self.ints[0], self.ints[1], self.vocab_size)
 
     def random_numbers(self, slots: Tensor, lengths: Tensor) -> Tensor:
         """The numbers by which sequences of `lengths` tokens sample the next one, float64 [N]; `slots` and

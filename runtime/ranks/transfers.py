@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.streams import Event, Streams
+from runtime.devices.streams import Event, Stream, Streams
 
 
 class Fetched(Protocol):
@@ -39,6 +39,10 @@ class Transfers(Protocol):
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
         """Brings tensors as the work launched so far leaves them, which later work must not overwrite."""
+        ...
+
+    def follow(self, stream: Stream) -> None:
+        """What is fetched next comes behind what that stream has been given so far."""
         ...
 
 
@@ -67,6 +71,10 @@ class Direct:
     def fetch(self, tensors: Sequence[Tensor]) -> Here:
         """The tensors as they are now."""
         return Here([tensor.cpu().numpy() for tensor in tensors])
+
+    def follow(self, stream: Stream) -> None:
+        """Waits for it."""
+        stream.synchronize()
 
 
 class OnTheWay:
@@ -100,6 +108,10 @@ class Streamed:
     def upload(self, array: np.ndarray, to: Tensor) -> None:
         """Copies into a tensor, in the order of the device's work."""
         to.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+
+    def follow(self, stream: Stream) -> None:
+        """Copies to the host wait for the stream; the main stream does not."""
+        self._down.wait_stream(stream)
 
     def fetch(self, tensors: Sequence[Tensor]) -> OnTheWay:
         """Starts to copy tensors to the host."""

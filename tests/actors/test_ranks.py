@@ -330,7 +330,13 @@ def test_the_number_of_threads_and_the_package_reach_a_rank(monkeypatch: pytest.
     monkeypatch.setattr(
         os,
         "environ",
-        {"OMP_NUM_THREADS": "9", "GLOO_SOCKET_IFNAME": "eth7", "PYTHONPATH": "/first", "LANG": "C"},
+        {
+            "OMP_NUM_THREADS": "9",
+            "GLOO_SOCKET_IFNAME": "eth7",
+            "PYTHONPATH": "/first",
+            "LANG": "C",
+            "NCCL_NVLS_ENABLE": "2",
+        },
     )
     given = environment(3)
     assert (
@@ -340,7 +346,8 @@ def test_the_number_of_threads_and_the_package_reach_a_rank(monkeypatch: pytest.
         given["LANG"],
     ) == ("3", "3", "eth7", "C")
     assert given["PYTHONPATH"].split(os.pathsep)[0] == "/first"
-    assert given["NCCL_GRAPH_REGISTER"] == "0", "unless the operator says otherwise"
+    assert (given["NCCL_GRAPH_REGISTER"], given["NCCL_NVLS_ENABLE"]) == ("0", "2")
+    assert given["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0", "unless the operator says otherwise"
     given = environment(None)
     assert given["OMP_NUM_THREADS"] == "9", "None: the device decides"
 

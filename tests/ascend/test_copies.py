@@ -43,7 +43,7 @@ def test_pages_go_and_come_back(layout: str, dtype: torch.dtype) -> None:
         for cache, was in zip(pair, old, strict=True):
             now = cache.view(PAGES, -1).cpu()
             assert torch.equal(now[5], was[1]) and torch.equal(now[2], was[4]) and not now[[0, 1, 3, 4]].any()
-    copies.finish()
+    copies.finish(is_alone=False)
     for pages, hosts in (([PAGES], [0]), ([0], [HOSTS]), ([-1], [0])):
         with pytest.raises(IndexError, match="there is no"):
             copies.save(np.array(pages, np.int32), np.array(hosts, np.int32))

@@ -22,7 +22,7 @@ class AscendFusedOps(UnfusedOps):
 
     def add_rms_norm_wide(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """See FusedOps.add_rms_norm_wide."""
         if x.dtype not in HALVES or weight.dtype != x.dtype:  # as the operator is documented
             return super().add_rms_norm_wide(x, residual, weight, eps)

@@ -67,7 +67,10 @@ class AscendPageCopier:
                 events.append(self._stream.record_event())
         return LayerLoads(events)
 
-    def finish(self) -> None:
+    def overwrite(self, pages: np.ndarray) -> None:
+        """Nothing to do: saves are complete when `save` returns."""
+
+    def finish(self, *, is_alone: bool) -> None:
         """Lets the main stream wait for all copies."""
         torch.npu.current_stream().wait_stream(self._stream)
 

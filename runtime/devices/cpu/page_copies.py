@@ -55,7 +55,10 @@ class CpuPageCopier:
         self._loading = [self._thread.submit(_load, layer, runs) for layer in self._layers]
         return LayersArriving(self._loading)
 
-    def finish(self) -> None:
+    def overwrite(self, pages: np.ndarray) -> None:
+        """Nothing to do: saves are complete when `save` returns."""
+
+    def finish(self, *, is_alone: bool) -> None:
         """See PageCopier.finish."""
         for layer in self._loading:
             layer.result()

@@ -6,6 +6,7 @@ most keys first, so that the last program to begin is a short one.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ from triton import knobs
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda.kernels.attention import LOG2E, paged_attention_kernel
-from runtime.devices.cuda.kernels.attention_splits import merge_splits_kernel
+from runtime.devices.cuda.kernels.attention import paged_attention_kernel
+from runtime.devices.cuda.kernels.attention_splits import LOG2E, merge_splits_kernel
 from runtime.devices.cuda.kernels.launch import FP8_KINDS, INTERPRETER, Gpu, dot_type, next_power_of_2
 from runtime.layers.upload import upload
 
@@ -98,9 +99,13 @@ def plan_decodes(slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size:
     rows = torch.stack(
         (slots, lengths - 1, torch.ones_like(slots), torch.arange(num, device=slots.device))
     ).int()
-    return AttentionPlan(
-        (AttentionLaunch(rows, 0, num, page_tables.shape[2] * page_size, None),), page_tables, page_size
-    )
+    return plan_of_decodes(rows, page_tables, page_size)
+
+
+def plan_of_decodes(rows: Tensor, page_tables: Tensor, page_size: int) -> AttentionPlan:
+    """The plan of decode rows int32 [4, R], as of AttentionLaunch, whose lengths the host does not know."""
+    longest = page_tables.shape[2] * page_size
+    return AttentionPlan((AttentionLaunch(rows, 0, rows.shape[1], longest, None),), page_tables, page_size)
 
 
 def list_query_tiles(ends: np.ndarray, tokens: int) -> np.ndarray:
@@ -173,14 +178,29 @@ def cache_formats(kv_dtype: torch.dtype, dtype: torch.dtype, gpu: Gpu) -> tuple[
     return kind, dot_type(dtype)
 
 
+def split_counters(gpu: Gpu, torch_device: torch.device) -> Tensor:
+    """What programs of one launch count themselves by, where the last one merges splits: as many numbers as
+    programs without splits are split at all. They are 0 between launches."""
+    return torch.zeros(FILL * gpu.num_cores, dtype=torch.int32, device=torch_device)
+
+
 def attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores, gpu: Gpu
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: AttentionPlan,
+    scores: Scores,
+    gpu: Gpu,
+    counters: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q [T, H, DK] over caches [tokens, K, DK] and [tokens, K, DV] -> [T, H, DV]."""
+    """Attention of q [T, H, DK] over caches [tokens, K, DK] and [tokens, K, DV] -> [T, H, DV]. `counters`: of
+    `split_counters`; None: splits are merged in a launch of their own."""
     out = q.new_empty(*q.shape[:2], v_cache.shape[2])
     for launch in plan.launches:
         queries = launch.queries
-        launch_attention(out[queries], q[queries], k_cache, v_cache, launch, plan, scores, gpu)
+        launch_attention(
+            out[queries], q[queries], k_cache, v_cache, launch, plan, scores, gpu, counters=counters
+        )
     return out
 
 
@@ -195,6 +215,15 @@ class _Grid:
     num_tiles: int
     columns: int  # programs side by side for the heads of one tile
     splits: int
+
+
+class _Result(NamedTuple):
+    """What a launch writes: `out` and `lse` as paged_attention_kernel says; `merged` None: nothing merges."""
+
+    out: Tensor
+    lse: Tensor
+    merged: Tensor | None
+    counters: Tensor | None
 
 
 def _grid_of(q: Tensor, keys: Tensor, dim: int, launch: AttentionLaunch, window: int, gpu: Gpu) -> _Grid:
@@ -222,8 +251,10 @@ def launch_attention(
     gpu: Gpu,
     q_rope: Tensor | None = None,
     ropes: Tensor | None = None,
+    counters: Tensor | None = None,
 ) -> None:
-    """Attention of the queries of one launch, q [n, H, DK] -> out [n, H, DV], written in place.
+    """Attention of the queries of one launch, q [n, H, DK] -> out [n, H, DV], written in place. `counters`:
+    see `attention`.
 
     With `ropes`, keys have a second part in another cache, [tokens, 1, P], for which queries have q_rope
     [n, H, P], and the first part of keys is the values (absorbed MLA).
@@ -231,11 +262,15 @@ def launch_attention(
     dim_v = values.shape[2]
     grid = _grid_of(q, keys, max(keys.shape[2], dim_v), launch, scores.window, gpu)
     if grid.splits == 1:
-        _launch_kernel(out, out, q, keys, values, launch, plan, scores, grid, q_rope, ropes, gpu)
+        result = _Result(out, out, None, None)
+        _launch_kernel(result, q, keys, values, launch, plan, scores, grid, q_rope, ropes, gpu)
         return
     partials = q.new_empty(launch.num_queries, q.shape[1], grid.splits, dim_v, dtype=torch.float32)
     lse = q.new_empty(launch.num_queries, q.shape[1], grid.splits, dtype=torch.float32)
-    _launch_kernel(partials, lse, q, keys, values, launch, plan, scores, grid, q_rope, ropes, gpu)
+    result = _Result(partials, lse, None if counters is None else out, counters)
+    _launch_kernel(result, q, keys, values, launch, plan, scores, grid, q_rope, ropes, gpu)
+    if counters is not None:
+        return
     block = min(next_power_of_2(dim_v, 16), MERGE_BLOCK)
     merge_splits_kernel[(launch.num_queries, q.shape[1], triton.cdiv(dim_v, block))](
         out,
@@ -251,8 +286,7 @@ def launch_attention(
 
 
 def _launch_kernel(
-    out: Tensor,
-    lse: Tensor,
+    result: _Result,
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -273,7 +307,10 @@ def _launch_kernel(
     )
     dims = (keys.shape[2], values.shape[2], 0 if ropes is None else ropes.shape[2])
     blocks = [next_power_of_2(dim, 16) for dim in dims]
-    pointers = (out, lse, q, queries, caches[0], caches[1], caches[0] if caches[2] is None else caches[2])
+    merged = result.out if result.merged is None else result.merged
+    counters = rows if result.counters is None else result.counters
+    inputs = (q, queries, caches[0], caches[1], caches[0] if caches[2] is None else caches[2])
+    pointers = (result.out, result.lse, merged, counters, *inputs)
     lists = (
         table,
         rows,
@@ -299,6 +336,7 @@ def _launch_kernel(
         # a constant saves the decode kernel 35 registers
         KV_HEADS=0 if plan.page_size == ONE_PAGE else keys.shape[1],
         SPLIT=grid.splits > 1,
+        MERGES=result.merged is not None,
         TILED=grid.tiles is not None,
         WINDOW=scores.window,
         CAPPED=scores.cap > 0,

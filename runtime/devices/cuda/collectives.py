@@ -7,9 +7,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime import log
 from runtime.devices.cuda.nccl_window import WindowSums
+from runtime.devices.cuda.options import SymmetricMemory
 from runtime.devices.cuda.symmetric_memory import SymmetricSums
 from runtime.devices.torch_collectives import TorchCollectives
+from runtime.errors import StartError
 
 
 class NcclCollectives(TorchCollectives):
@@ -22,19 +25,46 @@ class NcclCollectives(TorchCollectives):
         rendezvous: str,
         torch_device: torch.device,
         *,
-        symm_mem: bool = False,
+        symm_mem: SymmetricMemory = "off",
         nccl_window: bool = False,
         num_stages: int = 1,
     ) -> None:
-        """`symm_mem`: small sums go through memory that the GPUs share, by torch; `nccl_window`: by NCCL.
-        Raises StartError where they cannot share it."""
+        """`symm_mem`: small sums go through memory that the GPUs share, by torch; with "try" where they can,
+        and it gives the right sums; `nccl_window`: by NCCL, unless torch's is "on". Raises StartError where
+        they cannot, and shall."""
         super().__init__("nccl", rank, size, rendezvous, torch_device, num_stages=num_stages)
         group = dist.group.WORLD if self.group is None else self.group
         self.sums: SymmetricSums | WindowSums | None = None
-        if symm_mem:
-            self.sums = SymmetricSums.open(group.group_name, size, torch_device)
-        elif nccl_window:
+        if nccl_window and symm_mem != "on":
             self.sums = WindowSums.open(group, torch_device)
+        elif symm_mem != "off" and size > 1:
+            self.sums = self._open_sums(group.group_name, torch_device, is_required=symm_mem == "on")
+
+    def _open_sums(
+        self, group: str, torch_device: torch.device, *, is_required: bool
+    ) -> SymmetricSums | None:
+        """The memory that all GPUs of the group share; None, on all ranks of all stages, where one of them
+        cannot."""
+        sums, fault = None, ""
+        try:
+            sums = SymmetricSums.open(group, self.size, torch_device)
+        except RuntimeError as error:
+            fault = (str(error).strip() or type(error).__name__).splitlines()[0]
+        faults = [found for found in self.outcomes(fault) if found]
+        if sums is not None and not faults:  # all of them have it, so none waits for another in vain
+            try:
+                sums.check(self.rank)
+            except RuntimeError as error:
+                fault = str(error).splitlines()[0]
+            faults = [found for found in self.outcomes(fault) if found]
+        if not faults:
+            return sums
+        if is_required:
+            raise StartError(
+                f"--enable-torch-symm-mem: these GPUs cannot share memory ({faults[0]}); leave it out"
+            )
+        log.get("ranks").warning("sums go through NCCL: the GPUs cannot share memory", reason=faults[0])
+        return None
 
     def _of_group(self, group: dist.ProcessGroup, part: range) -> Self:
         """As the base class; the memory that GPUs share is that of all ranks."""

@@ -1,5 +1,7 @@
 """NVIDIA GPUs through torch and Triton: `--device cuda`."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from runtime.devices.base import Collectives, Device
@@ -11,7 +13,12 @@ from runtime.devices.stages import StageLinks
 from runtime.devices.torch_all_to_all import open_all_to_all
 from runtime.devices.torch_collectives import open_attention_ranks, open_links
 from runtime.errors import StartError, install_line
+from runtime.layers.side_stream import SideStream
 from runtime.messages.ranks import StartRank
+
+if TYPE_CHECKING:
+    from runtime.devices.cuda.attention_backends import HybridAttentionBackend
+    from runtime.devices.cuda.graphs import CudaGraphs
 
 INSTALL = f"install a torch that is built for CUDA, and triton: {install_line('cuda')}"
 OLDEST = (8, 0)  # asynchronous copies and bfloat16 products
@@ -80,6 +87,20 @@ def open_ranks(
     return ranks, open_links(ranks, torch_device, start.steps_in_flight)
 
 
+def open_graphs(
+    start: StartRank,
+    torch_device: torch.device,
+    options: CudaOptions,
+    attention_backend: "HybridAttentionBackend | None",
+) -> "CudaGraphs | None":
+    """Graphs of a start that captures steps; None: it captures none."""
+    from runtime.devices.cuda.graphs import CudaGraphs
+
+    if not (start.graph_sizes or start.piecewise_sizes):
+        return None
+    return CudaGraphs(torch_device, allows_gc=options.cudagraph_gc, attention_backend=attention_backend)
+
+
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """Opens this rank's GPU. Raises StartError where something that it needs is missing."""
     options = read_options(start, CudaOptions)
@@ -91,11 +112,11 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         from runtime.devices.cuda.kernels.launch import gpu_of
         from runtime.devices.cuda.kernels.recurrent import TritonStateSteps
         from runtime.devices.cuda.lora import CudaLoraOps
+        from runtime.devices.cuda.mla_prolog import CudaPrologs
         from runtime.devices.cuda.moe import CudaExperts
-        from runtime.devices.cuda.ops import CudaOps
+        from runtime.devices.cuda.ops import CudaOps, SplitCounters
     except ModuleNotFoundError as error:
         raise StartError(f"--device cuda needs {error.name}, which is not installed; {INSTALL}") from error
-    from runtime.devices.cuda.graphs import CudaGraphs
     from runtime.devices.cuda.memory import CudaMemory
 
     if start.num_threads is not None:
@@ -104,12 +125,11 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     gpu = gpu_of(torch_device)
     backends = options.prefill_attention_backend, options.decode_attention_backend
     attention_backend = open_hybrid_backend(*backends, dtype, gpu, torch.cuda.get_device_capability())
-    graphs = (
-        CudaGraphs(torch_device, allows_gc=options.cudagraph_gc, attention_backend=attention_backend)
-        if start.graph_sizes or start.piecewise_sizes
-        else None
-    )
-    ops, experts = CudaOps(dtype, gpu, options.fp8_gemm_backend, attention_backend), CudaExperts(gpu)
+    graphs = open_graphs(start, torch_device, options, attention_backend)
+    fusion = options.kernel_fusion
+    counters = SplitCounters.of(fusion, gpu, torch_device)
+    ops = CudaOps(dtype, gpu, options.fp8_gemm_backend, attention_backend, fusion, counters)
+    experts = CudaExperts(gpu, fusion)
     adapters = (
         None if start.adapters is None else CudaLoraOps(gpu, torch_device, start.adapters.num_lora_slots)
     )
@@ -126,7 +146,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         lora_ops=adapters,
         fused=CudaFusedOps(ops),
         state_steps=TritonStateSteps() if start.recurrent_backend == "triton" else None,
+        mla_prologs=None if fusion == "off" else CudaPrologs(),
         streams=torch.cuda,
+        side_stream=SideStream(torch.cuda) if fusion == "all" else None,
         compiler=open_compiler(options, torch_device, start.ranks_on_machine),
         expert_places=start.expert_places,
         attention=open_attention_ranks(ranks, start),

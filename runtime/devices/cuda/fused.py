@@ -1,15 +1,30 @@
 """Fused kernels of the cuda device."""
 
+import torch
 from torch import Tensor
 
+from runtime.devices.base import Gate
+from runtime.devices.cuda.attention import plan_of_decodes
+from runtime.devices.cuda.gemm import gated_product
+from runtime.devices.cuda.kernels.activation import act_and_quantize
+from runtime.devices.cuda.kernels.decode_rows import begin_decodes, sampling_inputs
 from runtime.devices.cuda.kernels.logits import apply_penalties
+from runtime.devices.cuda.kernels.norm import add_rms_norm
 from runtime.devices.cuda.kernels.rotary import prepare_heads
-from runtime.devices.operands import Seen
+from runtime.devices.cuda.ops import CudaOps
+from runtime.devices.cuda.weights import PackedWeight
+from runtime.devices.operands import DecodeRows, Seen, SlotParams, SlotTensors
+from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.fused_ops import UnfusedOps
+
+MOST_ROWS = 1024  # of a step that one program begins
+GATED_ROWS = 16  # the most rows of a product that applies the gate itself: one tile
 
 
 class CudaFusedOps(UnfusedOps):
-    """FusedOps (devices/operands.py) in Triton, where several launches would take longer."""
+    """FusedOps (devices/operands.py) in Triton. What `ops.fusion` leaves out is computed as `ops` do."""
+
+    ops: CudaOps
 
     def prepare_heads(
         self,
@@ -23,6 +38,68 @@ class CudaFusedOps(UnfusedOps):
     ) -> Tensor:
         """One launch; see FusedOps.prepare_heads."""
         return prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, feeds: object
+    ) -> tuple[Tensor, Tensor]:
+        """As Ops.add_rms_norm, and the norm in 8 bits where a quantized weight is fed."""
+        prepared = self.ops.prepared
+        codes = None if prepared is None else prepared.codes_for(len(x), feeds, x)
+        if prepared is None or codes is None or torch.compiler.is_compiling():
+            return self.ops.add_rms_norm(x, residual, weight, eps)
+        normed, total = add_rms_norm(x, residual, weight, eps, codes)
+        assert isinstance(feeds, PackedWeight), "it has codes"
+        prepared.put(normed, feeds, codes)
+        return normed, total
+
+    def act_and_mul(self, x: Tensor, kind: Gate, feeds: object) -> Tensor:
+        """As Ops.act_and_mul, and the result in 8 bits where a quantized weight is fed."""
+        prepared = self.ops.prepared
+        codes = None if prepared is None else prepared.codes_for(len(x), feeds, x)
+        if prepared is None or codes is None or torch.compiler.is_compiling():
+            return self.ops.act_and_mul(x, kind)
+        gated = act_and_quantize(x, kind, codes)
+        assert isinstance(feeds, PackedWeight), "it has codes"
+        prepared.put(gated, feeds, codes)
+        return gated
+
+    def gated_product(self, x: Tensor, packed: object, kind: Gate) -> Tensor | None:
+        """One launch of few rows with a weight in full; more rows are for cuBLAS."""
+        is_fused = self.ops.fusion == "all" and kind == "silu" and 0 < len(x) <= GATED_ROWS
+        if not is_fused or not isinstance(packed, Tensor) or torch.compiler.is_compiling():
+            return None
+        return gated_product(x, packed, self.ops.gpu)
+
+    def pack_router(self, weight: Tensor) -> Tensor:
+        """In the dtype of the model, half of what float32 reads, where torch's product has sums of another
+        dtype."""
+        is_narrow = self.ops.fusion == "all" and weight.dtype in (torch.bfloat16, torch.float16)
+        return weight if is_narrow else super().pack_router(weight)
+
+    def router_logits(self, x: Tensor, packed: Tensor) -> Tensor:
+        """See FusedOps.router_logits. Products of 16-bit numbers are exact in float32."""
+        if packed.dtype == torch.float32:
+            return super().router_logits(x, packed)
+        return torch.mm(x, packed.T, out_dtype=torch.float32)
+
+    def begin_decodes(self, packed: Tensor, slots: SlotTensors, page_size: int) -> DecodeRows:
+        """One launch; see FusedOps.begin_decodes."""
+        if self.ops.fusion == "off" or packed.shape[1] > MOST_ROWS:
+            return super().begin_decodes(packed, slots, page_size)
+        ints, rows = begin_decodes(packed, slots, page_size)
+        plan = None
+        if self.ops.attention_backend is None:
+            plan = plan_of_decodes(rows, slots.page_tables, page_size)
+        numbers, positions, token_ids, *locations = ints.unbind()
+        return DecodeRows(numbers, positions, token_ids, tuple(locations), plan)
+
+    def sampling_inputs(
+        self, slots: Tensor, lengths: Tensor, params: SlotParams, filters: tuple[int, bool]
+    ) -> SamplingInputs:
+        """One launch; see FusedOps.sampling_inputs."""
+        if self.ops.fusion == "off":
+            return super().sampling_inputs(slots, lengths, params, filters)
+        return sampling_inputs(slots, lengths, params, filters)
 
     def penalise(self, logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
         """Penalties of repetition, frequency and presence, in place."""

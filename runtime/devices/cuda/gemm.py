@@ -13,7 +13,7 @@ from runtime.devices.cuda.kernels.activation_quantization import quantize_groups
 from runtime.devices.cuda.kernels.gemm import add_splits_kernel, gemm_kernel
 from runtime.devices.cuda.kernels.launch import Gpu, dot_type, next_power_of_2
 from runtime.devices.cuda.kernels.moe_permute import ExpertTiles
-from runtime.devices.cuda.weights import PackedWeight
+from runtime.devices.cuda.weights import PackedWeight, pack_dense
 
 ROW_BLOCK = 4096  # numbers of a row that a program quantizes at once
 GROUP_BLOCK = 2048  # the same of groups
@@ -109,12 +109,34 @@ def _quantize_rows(
     return GemmInputs(values, factors if has_factors else None, 1 if is_per_slot else repeat)
 
 
-def gemm(x: Tensor, packed: PackedWeight, gpu: Gpu, bias: Tensor | None = None) -> Tensor:
-    """The product with one weight: x [N, ins] -> [N, outs] in the dtype of x."""
+def gemm(
+    x: Tensor,
+    packed: PackedWeight,
+    gpu: Gpu,
+    bias: Tensor | None = None,
+    inputs: GemmInputs | None = None,
+    counters: Tensor | None = None,
+) -> Tensor:
+    """The product with one weight: x [N, ins] -> [N, outs] in the dtype of x. `inputs`: x as `packed` takes
+    it, where that is known already. `counters`: of `split_counters`; None: partial sums are added in a launch
+    of their own."""
     if len(x) == 0:
         return x.new_empty(0, packed.outs)
-    inputs = quantize_activations(x, packed)
-    return _multiply(inputs, packed, None, len(x), len(x), x.dtype, gpu, bias=bias)
+    inputs = quantize_activations(x, packed) if inputs is None else inputs
+    return _multiply(inputs, packed, None, len(x), len(x), x.dtype, gpu, bias=bias, counters=counters)
+
+
+def split_counters(gpu: Gpu, torch_device: torch.device) -> Tensor:
+    """What programs of one product count themselves by, where the last one adds partial sums: as many numbers
+    as there are programs where inputs are split. They are 0 between launches, and of one stream: on the side
+    stream products are split only while the main stream computes experts, whose products are not."""
+    return torch.zeros(gpu.num_cores, dtype=torch.int32, device=torch_device)
+
+
+def gated_product(x: Tensor, weight: Tensor, gpu: Gpu) -> Tensor:
+    """silu(gate(x)) * up(x) of x [N, ins] and a weight in full [2 * D, ins], gate above up -> [N, D]."""
+    inputs, packed = GemmInputs(x if x.stride(-1) == 1 else x.contiguous(), None, 1), pack_dense(weight[None])
+    return _multiply(inputs, packed, None, len(x), len(x), x.dtype, gpu, is_gated=True)
 
 
 def grouped_gemm(
@@ -136,6 +158,7 @@ def _multiply(
     gpu: Gpu,
     bias: Tensor | None = None,
     is_gated: bool = False,
+    counters: Tensor | None = None,
 ) -> Tensor:
     """Sizes the launch, and adds the parts where the inputs are split."""
     outs = packed.outs // 2 if is_gated else packed.outs
@@ -153,15 +176,19 @@ def _multiply(
     size = tile.m if tiles is None else tiles.size or 16
     num_tiles = triton.cdiv(num_rows, size) if tiles is None else len(tiles.expert_ids.view(-1))
     programs = num_tiles * triton.cdiv(outs, tile.n)
-    splits = 1 if tiles is not None else select_splits(programs, num_rows, packed.padded // tile.k, gpu)
+    is_whole = tiles is not None or is_gated
+    splits = 1 if is_whole else select_splits(programs, num_rows, packed.padded // tile.k, gpu)
     out = values.new_empty(num_rows, outs, dtype=dtype)
     grid = _Grid(num_tiles, programs, splits, size, tile, packed.inputs == "fp8" and gpu.has_fp8)
     if splits == 1:
-        _launch_kernel(out, inputs, packed, tiles, grid, dtype, bias, is_gated)
+        _launch_kernel(out, None, None, inputs, packed, tiles, grid, dtype, bias, is_gated)
         return out
     is_exact = packed.inputs == "int8" and packed.group == 0
     parts = values.new_empty(splits, num_rows, outs, dtype=torch.int32 if is_exact else torch.float32)
-    _launch_kernel(parts, inputs, packed, tiles, grid, dtype, bias, is_gated)
+    merged = None if counters is None else out
+    _launch_kernel(parts, merged, counters, inputs, packed, tiles, grid, dtype, bias, is_gated)
+    if merged is not None:
+        return out
     add_splits(out, parts, None if packed.has_group_input_scales else inputs.factors, packed, bias)
     return out
 
@@ -180,6 +207,8 @@ class _Grid:
 
 def _launch_kernel(
     out: Tensor,
+    merged: Tensor | None,
+    counters: Tensor | None,
     inputs: GemmInputs,
     packed: PackedWeight,
     tiles: ExpertTiles | None,
@@ -188,13 +217,15 @@ def _launch_kernel(
     bias: Tensor | None,
     is_gated: bool,
 ) -> None:
-    """out [rows, outs], or partial sums [splits, rows, outs]."""
+    """out [rows, outs], or partial sums [splits, rows, outs], which may become `merged` [rows, outs]."""
     values, weight, tile = inputs.values, packed.weight, grid.tile
     optional = (inputs.factors, packed.scales, packed.zeros, packed.sums, bias)
     pointers = (weight if tensor is None else tensor for tensor in optional)
     slots, expert_ids = (weight, weight) if tiles is None else (tiles.slots, tiles.expert_ids)
     gemm_kernel[(grid.programs, grid.splits)](
         out,
+        out if merged is None else merged,
+        out if counters is None else counters,
         values,
         weight,
         *pointers,
@@ -220,6 +251,7 @@ def _launch_kernel(
         ROUTED="" if tiles is None else "tiles" if tiles.size else "single",
         REPEAT=inputs.repeat,
         SPLIT=grid.splits > 1,
+        MERGES=merged is not None,
         EVEN=packed.padded % tile.k == 0,
         NATIVE=grid.has_fp8 and not knobs.runtime.interpret,
         M=grid.rows,
@@ -269,20 +301,31 @@ def supports_torch_gemm(packed: PackedWeight, rows: int, dtype: torch.dtype, gpu
     )
 
 
-def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None, gpu: Gpu, backend: str) -> Tensor:
-    """See Ops.linear. `backend`: one of gemm_tiles.NAMES, for 8-bit floats."""
+def linear(
+    x: Tensor,
+    packed: PackedWeight,
+    bias: Tensor | None,
+    gpu: Gpu,
+    backend: str,
+    inputs: GemmInputs | None = None,
+    counters: Tensor | None = None,
+) -> Tensor:
+    """See Ops.linear. `backend`: one of gemm_tiles.NAMES, for 8-bit floats. `inputs` and `counters`: as of
+    `gemm`."""
     least = TORCH_FROM.get(packed.scheme)
     if packed.kind == "fp8" and backend != "by_rows":
         least = 1 if backend == "cutlass" else None
     if least is None or len(x) < least or not supports_torch_gemm(packed, len(x), x.dtype, gpu):
-        return gemm(x, packed, gpu, bias)
-    return torch_gemm(x, packed, bias)
+        return gemm(x, packed, gpu, bias, inputs, counters)
+    return torch_gemm(x, packed, bias, inputs)
 
 
-def torch_gemm(x: Tensor, packed: PackedWeight, bias: Tensor | None) -> Tensor:
-    """The product with one weight by torch's kernels; see supports_torch_gemm."""
+def torch_gemm(
+    x: Tensor, packed: PackedWeight, bias: Tensor | None, inputs: GemmInputs | None = None
+) -> Tensor:
+    """The product with one weight by torch's kernels; see supports_torch_gemm. `inputs`: as of `gemm`."""
     assert packed.scales is not None
-    inputs = quantize_activations(x, packed)
+    inputs = quantize_activations(x, packed) if inputs is None else inputs
     if packed.kind == "int8":
         parts = torch._int_mm(inputs.values, packed.weight[0].T)
         out = x.new_empty(len(x), packed.outs)

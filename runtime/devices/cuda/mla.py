@@ -44,8 +44,10 @@ def mla_attention(
     plan: AttentionPlan,
     scale: float,
     gpu: Gpu,
+    counters: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q [T, H, N] and q_rope [T, H, P] -> [T, H, V]; see Ops.latent_attention."""
+    """Attention of q [T, H, N] and q_rope [T, H, P] -> [T, H, V]; see Ops.latent_attention. `counters`: as of
+    `attention` (attention.py)."""
     out = q.new_empty(*q.shape[:2], up.values.shape[2])
     for launch in plan.launches:
         for rows in _launches_of(launch, plan, up):
@@ -54,9 +56,19 @@ def mla_attention(
                 queries = torch.bmm(q[tokens].transpose(0, 1), up.keys).transpose(0, 1)  # [n, H, R]
                 attended = q.new_empty(queries.shape)
                 launch_attention(
-                    attended, queries, latents, latents, rows, plan, Scores(scale), gpu, q_rope[tokens], ropes
+                    attended,
+                    queries,
+                    latents,
+                    latents,
+                    rows,
+                    plan,
+                    Scores(scale),
+                    gpu,
+                    q_rope[tokens],
+                    ropes,
+                    counters,
                 )
-                out[tokens] = torch.bmm(attended.transpose(0, 1), up.values).transpose(0, 1)
+                torch.bmm(attended.transpose(0, 1), up.values, out=out[tokens].transpose(0, 1))
             else:
                 _attend_expanded(
                     torch.cat((q[tokens], q_rope[tokens]), 2),

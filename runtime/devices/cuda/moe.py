@@ -1,11 +1,12 @@
 """Mixture of experts on a GPU: grouped matrix products in Triton. The host reads nothing, so a step with
 experts can be captured.
 
-A layer is six launches: the router, two that align slots by expert, the gated product, the down product, and
-the sum of each token; quantizing activations takes two more.
+A layer is five launches: the router, one that aligns slots by expert (two with many slots, none with the
+fewest), the gated product, the down product, and the sum of each token; quantizing activations takes two
+more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from runtime.devices.cuda.gemm_tiles import SINGLE_SLOTS, rows_of
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.moe_permute import moe_align_block_size, moe_sum_reduce
 from runtime.devices.cuda.kernels.moe_routing import route
+from runtime.devices.cuda.options import KernelFusion
 from runtime.devices.cuda.weights import PackedWeight, pack, pack_dense
 from runtime.devices.torch_rearranged import rearranged_tensors
 from runtime.models.config.moe_config import Routing
@@ -26,8 +28,9 @@ ExpertWeights = tuple[PackedWeight, PackedWeight]
 class CudaExperts:
     """Experts (devices/base.py) in Triton."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, fusion: KernelFusion = "safe") -> None:
         self.gpu = gpu
+        self.fusion = fusion
 
     def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         """Expert ids and weights of each token; see Experts.route."""
@@ -53,17 +56,38 @@ class CudaExperts:
     ) -> Tensor:
         """The experts' weighted sum for each token [T, hidden]; see Experts.apply. Sums are float32 in the
         order of the token's expert ids, so they do not depend on the batch."""
+        own = expert_ids - first if first else expert_ids
+        return self._sum(x, own, weights, packed, None)
+
+    def apply_added(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        packed: ExpertWeights,
+        added: Callable[[], Tensor],
+    ) -> Tensor:
+        """See AddingExperts.apply_added."""
+        if self.fusion == "off" or expert_ids.numel() == 0:
+            return self.apply(x, expert_ids, weights, packed).add_(added())
+        return self._sum(x, expert_ids, weights, packed, added)
+
+    def _sum(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        packed: ExpertWeights,
+        added: Callable[[], Tensor] | None,
+    ) -> Tensor:
         gate_up, down = packed
         num_slots, num_experts = expert_ids.numel(), len(gate_up.weight)
         if num_slots == 0:
             return torch.zeros_like(x)
-        ids = (expert_ids - first if first else expert_ids).contiguous()
+        ids = expert_ids.contiguous()
         size = 0 if num_slots <= SINGLE_SLOTS else rows_of(-(-num_slots // num_experts), self.gpu)
-        tiles = moe_align_block_size(ids, num_experts, size)
+        tiles = moe_align_block_size(ids, num_experts, size, fuses=self.fusion != "off")
         inner = grouped_gemm(x, gate_up, tiles, ids, ids.shape[1], self.gpu, is_gated=True)
-        return moe_sum_reduce(
-            grouped_gemm(inner, down, tiles, ids, 1, self.gpu, is_gated=False),
-            ids,
-            weights.contiguous(),
-            num_experts,
-        )
+        slots = grouped_gemm(inner, down, tiles, ids, 1, self.gpu, is_gated=False)
+        other = None if added is None else added()
+        return moe_sum_reduce(slots, ids, weights.contiguous(), num_experts, other)

@@ -1,5 +1,7 @@
 """Ops of the cuda device: Triton kernels, and cuBLAS through torch for matrix products in full precision."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,9 +21,25 @@ from runtime.devices.cuda.kernels.rotary import rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.mla import UpProjection, mla_attention, pack_latent
+from runtime.devices.cuda.options import KernelFusion
+from runtime.devices.cuda.prepared import PreparedInputs
 from runtime.devices.cuda.weights import PackedWeight, pack
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers import torch_ops
+
+
+class SplitCounters(NamedTuple):
+    """By which programs find the last one; None: splits are merged in launches of their own."""
+
+    attention: Tensor | None
+    products: Tensor | None
+
+    @classmethod
+    def of(cls, fusion: KernelFusion, gpu: Gpu, torch_device: torch.device) -> "SplitCounters":
+        """Those that `fusion` asks for."""
+        if fusion != "all":
+            return cls(None, None)
+        return cls(paged.split_counters(gpu, torch_device), gemm.split_counters(gpu, torch_device))
 
 
 class CudaOps:
@@ -35,12 +53,19 @@ class CudaOps:
         gpu: Gpu,
         fp8_gemm: str = "by_rows",
         attention_backend: HybridAttentionBackend | None = None,
+        fusion: KernelFusion = "safe",
+        counters: SplitCounters | None = None,
     ) -> None:
-        """`fp8_gemm`: one of gemm_tiles.NAMES. `attention_backend`: None for the Triton kernels."""
+        """`fp8_gemm`: one of gemm_tiles.NAMES. `attention_backend`: None for the Triton kernels. `fusion`:
+        see KernelFusion. `counters`: by which the last programs merge splits."""
         self.dtype = dtype
         self.gpu = gpu
         self.fp8_gemm = fp8_gemm
         self.attention_backend = attention_backend
+        self.fusion = fusion
+        self.counters = counters or SplitCounters(None, None)
+        # None: each product quantizes its own inputs
+        self.prepared = None if fusion == "off" else PreparedInputs()
 
     def plan_attention(
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
@@ -57,7 +82,7 @@ class CudaOps:
         if isinstance(plan, tuple):
             assert self.attention_backend is not None, "only backends plan phases"
             return self.attention_backend.attend(q, k_cache, v_cache, plan, scores)
-        return paged.attention(q, k_cache, v_cache, plan, scores, self.gpu)
+        return paged.attention(q, k_cache, v_cache, plan, scores, self.gpu, self.counters.attention)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> UpProjection:
         """Projections from latents to keys and values of this rank's heads."""
@@ -74,7 +99,7 @@ class CudaOps:
         scale: float,
     ) -> Tensor:
         """MLA over pages, q [T, H, N] and q_rope [T, H, P] -> [T, H, V]."""
-        return mla_attention(q, q_rope, latents, ropes, up, plan, scale, self.gpu)
+        return mla_attention(q, q_rope, latents, ropes, up, plan, scale, self.gpu, self.counters.attention)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
         """Writes keys and values to the cache."""
@@ -115,7 +140,9 @@ class CudaOps:
     def linear(self, x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
         """x [N, in] -> [N, out]."""
         if isinstance(packed, PackedWeight):
-            return gemm.linear(x, packed, bias, self.gpu, self.fp8_gemm)
+            inputs = None if self.prepared is None else self.prepared.take(x, packed)
+            counters = self.counters.products
+            return gemm.linear(x, packed, bias, self.gpu, self.fp8_gemm, inputs, counters)
         return F.linear(x, packed, bias)
 
     def sample(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:

@@ -1,6 +1,14 @@
 """Options that only the cuda device has. Torch-free."""
 
+from typing import Literal
+
 from msgspec import Struct
+
+SymmetricMemory = Literal["off", "try", "on"]
+# how far kernels are joined to fewer launches. off: as they ran on a card. safe: also where a program needs
+# rows of its own alone. all: also where programs of a launch wait for one another, and what else no card has
+# shown
+KernelFusion = Literal["off", "safe", "all"]
 
 
 class CudaOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -9,9 +17,11 @@ class CudaOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     base_gpu_id: int = 0  # card of rank 0
     gpu_id_step: int = 1  # from a rank's card to the next rank's
     cudagraph_gc: bool = False  # Python's garbage collector runs while steps are captured
-    symm_mem: bool = False  # small sums over ranks go through memory that the cards share, by torch
+    # whether small sums over ranks go through memory that the cards share, by torch; try: if they can
+    symm_mem: SymmetricMemory = "off"
     nccl_window: bool = False  # the same, by NCCL
     checks_peers: bool = False  # ranks start only where the cards have access to each other's memory
+    kernel_fusion: KernelFusion = "safe"
     fp8_gemm_backend: str = "by_rows"
     prefill_attention_backend: str = "triton"
     decode_attention_backend: str = "triton"

@@ -3,6 +3,10 @@
 The host memory that both processes map is page-locked and registered with the GPU, so a kernel reads and
 writes its pages in place: no staging, and one launch for each cache of a layer, however many pages are
 copied. The main stream and the stream of copies wait for each other by events; the host waits for neither.
+
+Saved pages are complete ones, so steps go on while they are saved. The main stream waits for a save where a
+step is given one of its pages to write to, and, with several ranks, at the end of the step: a result of rank
+0 speaks for all of them. Alone, the stream that brings results to the host waits in its place.
 """
 
 from dataclasses import dataclass
@@ -15,7 +19,7 @@ from torch import Tensor
 
 from runtime.devices.cuda.kernels.pages import copy_rows_kernel
 from runtime.devices.host_memory import HostPages
-from runtime.devices.streams import Event, Streams
+from runtime.devices.streams import Event, Stream, Streams
 from runtime.errors import StartError
 from runtime.layers.upload import upload
 
@@ -42,6 +46,14 @@ class LayerLoads:
         self._streams.current_stream().wait_event(self._events[layer])
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A save under way."""
+
+    pages: np.ndarray  # on the device, sorted
+    done: Event
+
+
 class CudaPageCopier:
     """PageCopier (devices/page_copies.py) of one GPU. `streams`: torch's module of the device."""
 
@@ -58,16 +70,23 @@ class CudaPageCopier:
         self._torch_device = kv[0][0].device
         self._streams = streams
         self._stream = streams.Stream()
+        self._saving: list[Saving] = []
 
     def save(self, pages: np.ndarray, hosts: np.ndarray) -> None:
-        """Copies device pages to host pages; the main stream waits for the copies."""
+        """Begins to copy device pages to host pages."""
         index = self._begin(pages, hosts)
         with self._streams.stream(self._stream):
             for layer in self._layers:
                 for cache in layer:
                     copy_pages(cache.gpu, cache.host, index[0], index[1])
-        # this step may write to the pages that are saved
-        self._streams.current_stream().wait_stream(self._stream)
+        self._saving.append(Saving(np.unique(pages), self._stream.record_event()))
+
+    def overwrite(self, pages: np.ndarray) -> None:
+        """Lets the main stream wait for the saves under way that have one of these pages."""
+        self._saving = [saving for saving in self._saving if not saving.done.query()]
+        waited = [saving for saving in self._saving if np.isin(pages, saving.pages).any()]
+        if waited:  # the last one is behind the others
+            self._streams.current_stream().wait_event(waited[-1].done)
 
     def load(self, hosts: np.ndarray, pages: np.ndarray) -> LayerLoads:
         """Begins to copy host pages to device pages, layer by layer."""
@@ -79,9 +98,13 @@ class CudaPageCopier:
                 events.append(self._stream.record_event())
         return LayerLoads(events, self._streams)
 
-    def finish(self) -> None:
-        """Lets the main stream wait for all copies."""
+    def finish(self, *, is_alone: bool) -> Stream | None:
+        """The stream that the step's result must follow; None, where there are several ranks: the main stream
+        waits for all copies."""
+        if is_alone:
+            return self._stream
         self._streams.current_stream().wait_stream(self._stream)
+        return None
 
     def close(self) -> None:
         """Waits for all copies and unlocks the host memory."""

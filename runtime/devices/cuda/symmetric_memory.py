@@ -7,15 +7,13 @@
     more, or another dtype       NCCL
 
 Tensors go through one buffer. The operators begin and end with a barrier of the GPUs, so the next sum may
-follow at once.
+follow at once. Sums are tried once at start, on all ranks, before the first one counts.
 """
 
 from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from runtime.errors import StartError
 
 ONE_SHOT = 256 << 10
 BUFFER = 8 << 20
@@ -47,19 +45,26 @@ class SymmetricSums:
 
     @classmethod
     def open(cls, group: str, size: int, torch_device: torch.device) -> "SymmetricSums":
-        """Called by all ranks of the group. Raises StartError where the GPUs cannot read each other's
+        """Called by all ranks of the group. Raises RuntimeError where the GPUs cannot read each other's
         memory."""
         from torch.distributed import _symmetric_memory
 
-        try:
-            buffer = _symmetric_memory.empty(BUFFER, dtype=torch.uint8, device=torch_device)
-            _symmetric_memory.rendezvous(buffer, group)
-        except RuntimeError as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise StartError(
-                f"--enable-torch-symm-mem: these GPUs cannot share memory ({reason}); leave it out"
-            ) from error
+        buffer = _symmetric_memory.empty(BUFFER, dtype=torch.uint8, device=torch_device)
+        _symmetric_memory.rendezvous(buffer, group)
         return cls(buffer, group, size, torch.ops.symm_mem)
+
+    def check(self, rank: int) -> None:
+        """Sums numbers that all ranks know, by each algorithm. Raises RuntimeError for a wrong sum."""
+        ranks, unit = self.size * (self.size - 1) // 2, ALIGNED * self.size
+        for num_bytes in (unit, (ONE_SHOT // unit + 1) * unit):
+            for dtype in DTYPES:
+                # small integers, which both dtypes hold exactly
+                pattern = torch.arange(num_bytes // dtype.itemsize, device=self.buffer.device) % 7
+                for turn in range(2):
+                    found = self.sum((pattern + rank + turn).to(dtype))
+                    expected = (self.size * (pattern + turn) + ranks).to(dtype)
+                    if found is None or not torch.equal(found, expected):
+                        raise RuntimeError(f"a sum of {num_bytes} bytes in {dtype} was wrong")
 
     def sum(self, x: Tensor) -> Tensor | None:
         """The sum over ranks; None, on all ranks, where NCCL must do it."""

@@ -19,8 +19,10 @@ from torch.nn.functional import linear, pad
 
 from runtime.devices.all_to_all import MoeAllToAll, PackedExperts
 from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.experts import AddingExperts
 from runtime.devices.packed import PackedWeight
 from runtime.layers.feed_forward import FeedForward
+from runtime.layers.fused_ops import fused_ops_of
 from runtime.layers.linear import Linear
 from runtime.layers.moe.expert_table import ExpertTable
 from runtime.layers.moe.expert_weights import Expert, ExpertWeights
@@ -55,7 +57,7 @@ class Router(Layer):
         *,
         has_bias: bool,
     ) -> None:
-        self.experts, self.ops = device.experts, device.ops
+        self.experts, self.ops, self.fused = device.experts, device.ops, fused_ops_of(device)
         self.routing, self.hidden, self.num_experts = routing, hidden, num_experts
         replicated = replicated_shard(num_experts)
         self.weight: Weight | None = Weight.empty(
@@ -65,7 +67,7 @@ class Router(Layer):
             device.torch_device,
         )
         self.e_score_correction_bias = self._correction_bias(num_experts, device) if has_bias else None
-        # once it is loaded: float32 [experts, hidden], packed where the device packs weights of any type
+        # once it is loaded: as the device takes it for sums in float32
         self.packed: PackedWeight | None = None
 
     @staticmethod
@@ -82,10 +84,11 @@ class Router(Layer):
         return Weight(tensor, {"": source})
 
     def finish_loading(self) -> None:
-        """Widens the weight to float32."""
+        """Packs the weight: in float32 where the device packs weights of any type."""
         assert self.weight is not None
-        wide = self.weight.tensor.float()
-        self.packed = self.ops.pack_linear(wide) if self.ops.packs_rows else wide
+        weight = self.weight.tensor
+        packs_rows = self.ops.packs_rows
+        self.packed = self.ops.pack_linear(weight.float()) if packs_rows else self.fused.pack_router(weight)
         self.weight = None
 
     def forward(self, x: Tensor, wide: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -93,12 +96,12 @@ class Router(Layer):
         float32; None: it is made of x."""
         assert self.packed is not None
         bias = None if self.e_score_correction_bias is None else self.e_score_correction_bias.tensor
-        wide = x.float() if wide is None else wide
-        logits = (
-            linear(wide, self.packed)
-            if isinstance(self.packed, Tensor)
-            else self.ops.linear(wide, self.packed, None)
-        )
+        if not isinstance(self.packed, Tensor):
+            logits = self.ops.linear(x.float() if wide is None else wide, self.packed, None)
+        elif wide is None:
+            logits = self.fused.router_logits(x, self.packed)
+        else:
+            logits = linear(wide, self.packed)
         if self.routing.score == "sparsemixer":
             return sparsemixer(logits, self.routing.jitter)
         return self.experts.route(logits, bias, self.routing)
@@ -192,8 +195,11 @@ class SparseFeedForward(Layer):
         self.count(ids, batch.is_real)
         if self.table is not None:
             ids = self.table.places(ids)
-        out = self.device.experts.apply(x, ids, weights, self.packed, self.local.start)
-        out = add_shared(out, shared)
+        experts, start = self.device.experts, self.local.start
+        if shared is not None and isinstance(experts, AddingExperts):
+            own = ids - start if start else ids
+            return sum_of_ranks(self.device, experts.apply_added(x, own, weights, self.packed, shared))
+        out = add_shared(experts.apply(x, ids, weights, self.packed, start), shared)
         return sum_of_ranks(self.device, out)
 
     def _exchanged(

@@ -92,6 +92,15 @@ class Kernels(Group, frozen=True, kw_only=True):
             devices=("cuda",),
         ),
     ] = "auto"
+    kernel_fusion: A[
+        Literal["off", "safe", "all"],
+        option(
+            "How far kernels are joined to fewer launches.",
+            note="safe: where a program needs rows of its own alone; all: also where programs of one launch "
+            "wait for one another, and what else no card has run (docs/cuda.md)",
+            devices=("cuda",),
+        ),
+    ] = "safe"
     fp4_gemm_backend: A[
         Literal["auto", "flashinfer_cudnn", "flashinfer_cutlass", "flashinfer_trtllm"],
         on_device("cuda", "Kernels of fp4 GEMM."),

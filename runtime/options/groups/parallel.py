@@ -187,8 +187,14 @@ class Parallel(Group, frozen=True, kw_only=True):
         ),
     ] = False
     enable_torch_symm_mem: A[
-        bool, option("Reduce small tensors through memory that the cards share, by torch.", devices=("cuda",))
-    ] = False
+        bool | Auto,
+        option(
+            "Reduce small tensors through memory that the cards share, by torch.",
+            note="auto: with several ranks on one machine, where a check at start finds that the cards can, "
+            "and that sums are right",
+            devices=("cuda",),
+        ),
+    ] = "auto"
     enable_mscclpp: A[
         bool,
         planned(
@@ -201,7 +207,7 @@ class Parallel(Group, frozen=True, kw_only=True):
         bool,
         superseded(
             "Reduce with the collective library only.",
-            "the collective library sums, unless --enable-torch-symm-mem is on.",
+            "--no-enable-torch-symm-mem leaves all sums to the collective library.",
         ),
     ] = False
     enable_flashinfer_allreduce_fusion: A[
@@ -230,6 +236,7 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
     num_ranks: int  # of one replica
     num_threads: int  # CPU threads of each rank
     standby_ranks: int  # sets of standby ranks
+    enable_torch_symm_mem: bool
 
     @property
     def attention_groups(self) -> int:
@@ -362,3 +369,18 @@ def standby_ranks(
     if needed > STANDBY_SHARE * machine.memory_bytes:
         return Derived(0, f"a set would take {figures}")
     return Derived(1, f"it makes ranks that die be replaced sooner, for {figures}")
+
+
+def enable_torch_symm_mem(
+    device: DeviceFacts, num_ranks: int, nnodes: int, enable_two_batch_overlap: bool
+) -> Derived:
+    """Small sums go through shared memory where NVIDIA's cards of one machine add them up."""
+    if device.name != "cuda":
+        return Derived(False, f"it is of NVIDIA's cards, not of {device.name}")
+    if num_ranks == 1:
+        return Derived(False, "one rank sums nothing")
+    if nnodes > 1:
+        return Derived(False, "cards of different machines share no memory")
+    if enable_two_batch_overlap:
+        return Derived(False, "--enable-two-batch-overlap computes while the collective library sums")
+    return Derived(True, "if the cards can, and a check at start finds their sums right")

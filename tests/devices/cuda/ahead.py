@@ -1,9 +1,9 @@
 """Compiles the kernels of some launches for a GPU that is not present: `python -m tests.devices.cuda.ahead 90
 attention ...`.
 
-Launches take tensors of the cpu and run nothing; for each compiled kernel a line of JSON has ptxas's report.
-This finds what the interpreter cannot: what Triton's compiler refuses, registers that spill, and more shared
-memory than a GPU has.
+Launches take tensors of the cpu and run nothing; for each compiled kernel a line of JSON has ptxas's report
+and what its machine code counts. This finds what the interpreter cannot: what Triton's compiler refuses,
+registers that spill, more shared memory than a GPU has, and loops that have become longer.
 """
 
 import json
@@ -22,20 +22,47 @@ from triton.runtime.jit import JITFunction
 
 from tests.devices.cuda import no_gpu
 
+BIN = Path(nvidia.__file__).parent / "bin"
+# tensor cores' products in machine code: of warps (HMMA, IMMA, QMMA) and of groups of warps (HGMMA ...)
+PRODUCT = re.compile(r"\b[HIQ]G?MMA\b")
 
-def ptxas(ptx: str, arch: int) -> str:
-    """ptxas's report on a kernel."""
+
+def assembled(ptx: str, arch: int) -> tuple[str, str]:
+    """ptxas's report on a kernel, and its machine code."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.ptx")
+        path, made = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         path.write_text(ptx)
-        program = Path(nvidia.__file__).parent / "bin" / "ptxas"
         name = f"sm_{arch}a" if arch >= 90 else f"sm_{arch}"
-        return subprocess.run(
-            [program, "-v", f"--gpu-name={name}", path, "-o", Path(folder, "kernel.o")],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stderr
+        ptxas: list[str | Path] = [BIN / "ptxas", "-v", f"--gpu-name={name}", path, "-o", made]
+        report = subprocess.run(ptxas, check=True, capture_output=True, text=True).stderr
+        dump = subprocess.run([BIN / "nvdisasm", "-c", made], check=True, capture_output=True, text=True)
+        return report, dump.stdout
+
+
+def loops(code: str) -> list[int]:
+    """Instructions of each innermost loop with products of the tensor cores, the shortest first: of
+    nvdisasm's lines, those between a label and a branch back to it."""
+    labels: dict[str, int] = {}
+    instructions: list[str] = []
+    found: list[tuple[int, int]] = []
+    for line in code.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(instructions)
+        elif instruction := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            instructions.append(instruction[1])
+            branch = re.search(r"\bBRA(?:\.\w+)* .*`\((\.L_x_\d+)\)", instruction[1])
+            if branch and branch[1] in labels:
+                found.append((labels[branch[1]], len(instructions)))
+    inner = [
+        (begin, end)
+        for begin, end in found
+        if not any(begin <= low and high <= end and (low, high) != (begin, end) for low, high in found)
+    ]
+    return sorted(
+        end - begin
+        for begin, end in inner
+        if any(PRODUCT.search(instruction) for instruction in instructions[begin:end])
+    )
 
 
 class Ahead:
@@ -54,7 +81,7 @@ class Ahead:
     ) -> None:
         source = ASTSource(kernel, signature, constants, attributes)
         made = triton.compile(source, target=GPUTarget("cuda", self.arch, 32), options=options.__dict__)
-        report = ptxas(made.asm["ptx"], self.arch)
+        report, code = assembled(made.asm["ptx"], self.arch)
         spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", report))
         registers = max(int(count) for count in re.findall(r"Used (\d+) registers", report))
         print(
@@ -68,6 +95,7 @@ class Ahead:
                     "num_warps": options.num_warps,
                     "num_stages": options.num_stages,
                     "wgmma": "wgmma.mma_async" in made.asm["ptx"],
+                    "loops": loops(code),
                     "constants": {
                         kernel.arg_names[i]: str(value)
                         for (i,), value in constants.items()

@@ -6,11 +6,15 @@ import torch
 
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda import attention
+from runtime.devices.cuda import gemm as gemms
 from runtime.devices.cuda.attention import AttentionLaunch, AttentionPlan
+from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.gemm import gemm
 from runtime.devices.cuda.kernels.activation import act_and_mul
+from runtime.devices.cuda.kernels.latents import LatentNorms, prepare_latents
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.logits import apply_penalties, mask
+from runtime.devices.cuda.kernels.moe_permute import moe_align_block_size
 from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
 from runtime.devices.cuda.kernels.recurrent import TritonStateSteps
 from runtime.devices.cuda.kernels.rotary import prepare_heads, rotary
@@ -18,10 +22,11 @@ from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.lora import CudaLoraOps
 from runtime.devices.cuda.moe import CudaExperts
+from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.cuda.page_copies import copy_pages
 from runtime.devices.cuda.weights import PackedWeight, pack_dense
 from runtime.devices.lora import LoraWeights
-from runtime.devices.operands import Seen
+from runtime.devices.operands import Seen, SlotParams, SlotTensors
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.models.config.moe_config import Routing
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt, Scheme
@@ -50,11 +55,12 @@ def heads(
     scores: Scores | None = None,
     *,
     gpu: Gpu,
+    counters: torch.Tensor | None = None,
 ) -> None:
     """Attention with so many heads."""
     caches = [torch.zeros(64, kv, dim).to(kv_dtype or dtype) for _ in range(2)]
     q = torch.zeros(ROWS * count, num, dim, dtype=dtype)
-    attention.attention(q, *caches, plan(page_size, count), scores or Scores(0.1), gpu)
+    attention.attention(q, *caches, plan(page_size, count), scores or Scores(0.1), gpu, counters)
 
 
 def attend(gpu: Gpu) -> None:
@@ -74,6 +80,35 @@ def llama(gpu: Gpu) -> None:
     """Attention of Llama-3.1-8B: decodes and prompts."""
     for count in (1, 300):
         heads(32, 8, 128, torch.bfloat16, 64, count, gpu=gpu)
+
+
+def narrow(gpu: Gpu) -> None:
+    """The same over pages of 8 bits: decodes alone."""
+    heads(32, 8, 128, torch.bfloat16, 64, 1, torch.float8_e4m3fn, gpu=gpu)
+
+
+def fused(gpu: Gpu) -> None:
+    """Kernels that do the work of several, at the sizes of Llama-3.1-8B, and of DeepSeek-V3's latents."""
+    bf16, counters = torch.bfloat16, attention.split_counters(gpu, torch.device("cpu"))
+    heads(32, 8, 128, bf16, 64, 1, gpu=gpu, counters=counters)
+    ops = CudaFusedOps(CudaOps(bf16, gpu))
+    x, weight = torch.zeros(4, 4096, dtype=bf16), torch.zeros(4096, dtype=bf16)
+    for scheme in (Fp8(), Fp8(128), Int8()):
+        ops.add_rms_norm(x, torch.zeros_like(x), weight, 1e-6, lacking(scheme, 1, 6144, 4096))
+        ops.act_and_mul(torch.zeros(4, 28672, dtype=bf16), "silu", lacking(scheme, 1, 4096, 14336))
+    sums = gemms.split_counters(gpu, torch.device("cpu"))
+    gemms.gemm(x[:1], lacking(Fp8(), 1, 4096, 4096), gpu, counters=sums)
+    gemms.gated_product(x, torch.empty(1, dtype=bf16).expand(28672, 4096), gpu)
+    route = torch.zeros(64, 8, dtype=torch.int64)
+    moe_align_block_size(route, 128, 16, fuses=True)
+    ints = torch.zeros(256, dtype=torch.int64)
+    tables = torch.zeros(1, 257, 64, dtype=torch.int32)
+    ops.begin_decodes(torch.zeros(4, 256, dtype=torch.int32), SlotTensors(tables, ints, ints), 64)
+    ops.sampling_inputs(ints, ints, SlotParams(torch.zeros(3, 256), ints, ints, 128256), (0, False))
+    norms = LatentNorms(torch.zeros(1536, dtype=bf16), 1e-6, torch.zeros(512, dtype=bf16), 1e-6)
+    caches = torch.zeros(64, 1, 512, dtype=bf16), torch.zeros(64, 1, 64, dtype=bf16)
+    table = torch.zeros(4, 32)
+    prepare_latents(torch.zeros(4, 2112, dtype=bf16), norms, table, table, caches, ints[:4])
 
 
 def latent(gpu: Gpu) -> None:
@@ -261,6 +296,8 @@ def states(gpu: Gpu) -> None:
 LAUNCHES = {
     "attend": attend,
     "llama": llama,
+    "narrow": narrow,
+    "fused": fused,
     "latent": latent,
     "rows": rows,
     "logits": logits,

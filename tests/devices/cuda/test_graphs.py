@@ -23,8 +23,9 @@ from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.graphs import CudaGraphs
 from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.lora import CudaLoraOps
+from runtime.devices.cuda.mla_prolog import CudaPrologs
 from runtime.devices.cuda.moe import CudaExperts
-from runtime.devices.cuda.ops import CudaOps
+from runtime.devices.cuda.ops import CudaOps, SplitCounters
 from runtime.devices.facts import ANY_K
 from runtime.devices.progress import Progress
 from runtime.messages.ranks import StartRank
@@ -87,12 +88,15 @@ class Captured(TorchExecutor):
                 if start.adapters is None
                 else CudaLoraOps(INTERPRETER, device.torch_device, start.adapters.num_lora_slots)
             )
+            counters = SplitCounters.of("all", INTERPRETER, device.torch_device)
+            ops = CudaOps(dtype, INTERPRETER, fusion="all", counters=counters)
             return replace(
                 device,
                 facts=facts,
-                ops=CudaOps(dtype, INTERPRETER),
+                ops=ops,
                 experts=CudaExperts(INTERPRETER),
-                fused=CudaFusedOps(CudaOps(dtype, INTERPRETER)),
+                fused=CudaFusedOps(ops),
+                mla_prologs=CudaPrologs(),
                 lora_ops=adapters,
                 graphs=self.tapes,
                 programs=None,

@@ -15,6 +15,7 @@ from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.kernels.launch import INTERPRETER
+from runtime.devices.cuda.mla_prolog import CudaPrologs
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.progress import without_progress
 from runtime.messages.ranks import StartRank
@@ -85,12 +86,8 @@ class Watched(TorchExecutor):
 def watched(folder: Path) -> Planner:
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         device = open_device(start, rank, dtype)
-        return replace(
-            device,
-            ops=CudaOps(dtype, INTERPRETER),
-            fused=CudaFusedOps(CudaOps(dtype, INTERPRETER)),
-            programs=None,
-        )
+        ops = CudaOps(dtype, INTERPRETER)
+        return replace(device, ops=ops, fused=CudaFusedOps(ops), mla_prologs=CudaPrologs(), programs=None)
 
     message = start_rank(folder, max_len=64, max_total_tokens=256)
     rank = Watched(start_torch_rank(0, message, without_progress, opened, FACTS))

@@ -25,9 +25,9 @@ IDS = {  # of five experts: what a step may look like
 }
 
 
-def listed(ids: torch.Tensor, size: int) -> dict[int, list[int]]:
+def listed(ids: torch.Tensor, size: int, *, fuses: bool = False) -> dict[int, list[int]]:
     """The slots of each expert, in their order; checks the rest of what `moe_align_block_size` promises."""
-    tiles = moe_align_block_size(ids, 5, size)
+    tiles = moe_align_block_size(ids, 5, size, fuses=fuses)
     expert_ids, slots, found = tiles.expert_ids.tolist(), tiles.slots.view(-1, size).tolist(), {}
     needed = [owner for owner in expert_ids if owner != NO_EXPERT]
     assert expert_ids == needed + [NO_EXPERT] * (len(expert_ids) - len(needed)) and needed == sorted(needed)
@@ -48,6 +48,16 @@ def test_slots_are_listed_by_expert(case: str, size: int) -> None:
         if expert in flat
     }
     assert listed(torch.tensor(IDS[case], device=TORCH_DEVICE), size) == wanted
+    assert listed(torch.tensor(IDS[case], device=TORCH_DEVICE), size, fuses=True) == wanted
+
+
+def test_few_slots_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted some at a time, by each program for all experts."""
+    monkeypatch.setattr(moe_permute, "COUNTED", 8 * 16)
+    monkeypatch.setattr(moe_permute, "count_experts_kernel", None)
+    ids = torch.randint(-1, 6, (50, 4), generator=torch.Generator().manual_seed(2))
+    found = listed(ids.to(TORCH_DEVICE), 16, fuses=True)
+    assert found == {expert: torch.nonzero(ids.flatten() == expert).flatten().tolist() for expert in range(5)}
 
 
 def test_many_slots_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +109,28 @@ def test_a_token_does_not_depend_on_its_company() -> None:
         assert torch.equal(turned, expected)
     else:  # the interpreter's products are numpy's, whose last bit may depend on the place of a row
         near(turned, expected, torch.float32)
+
+
+@pytest.mark.parametrize("fusion", ["off", "safe"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_another_output_is_added(dtype: torch.dtype, fusion: str) -> None:
+    """As behind the experts, also where no expert is here. The interpreter rounds to 16 bits otherwise than
+    torch does."""
+    experts = CudaExperts(EXPERTS.gpu, fusion)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(5)
+    x, shared, *stacks = (
+        torch.randn(*shape, generator=generator).div(4).to(dtype).to(TORCH_DEVICE)
+        for shape in ((3, 40), (3, 40), (5, 144, 40), (5, 40, 72))
+    )
+    weights, packed = torch.rand(3, 2, generator=generator).to(TORCH_DEVICE), experts.pack(*stacks)
+    for ids in (torch.tensor([[0, 4], [2, -1], [1, 1]]), torch.tensor([[-1, 7]] * 3)):
+        places = ids.to(TORCH_DEVICE)
+        expected = experts.apply(x, places, weights, packed) + shared
+        found = experts.apply_added(x, places, weights, packed, lambda: shared)
+        near(found, expected, dtype)
+        assert dtype != torch.float32 or torch.equal(found, expected)
+    none = experts.apply_added(x[:0], ids[:0].to(TORCH_DEVICE), weights[:0], packed, lambda: shared[:0])
+    assert none.shape == (0, 40)
 
 
 def test_no_tokens() -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from runtime.devices.cuda import page_copies as copies
 from runtime.devices.cuda.page_copies import CudaPageCopier
 from runtime.devices.host_memory import LAYOUTS, HostPages
 from runtime.errors import StartError
+from runtime.messages.steps import Admit, StepPlan
+from runtime.ranks.step_copies import written_pages
 from tests.devices.cuda.torch_device import HAS_GPU
+from tests.devices.drive import sampling
 
 PAGE = 4
 
@@ -46,15 +50,24 @@ class Stream:
     def wait_stream(self, other: "Stream") -> None:
         self.calls.append(f"{self.name} waits for {other.name}")
 
-    def wait_event(self, event: str) -> None:
-        self.calls.append(f"{self.name} waits for {event}")
+    def wait_event(self, event: "Event") -> None:
+        self.calls.append(f"{self.name} waits for event {event.number}")
 
-    def record_event(self) -> str:
+    def record_event(self) -> "Event":
         self.events += 1
-        return f"event {self.events}"
+        return Event(self.events)
 
     def synchronize(self) -> None:
         self.calls.append("the host waits")
+
+
+@dataclass
+class Event:
+    number: int
+    is_done: bool = False
+
+    def query(self) -> bool:
+        return self.is_done
 
 
 @pytest.fixture
@@ -90,6 +103,8 @@ def test_pages_come_back_as_they_were(layout: str, dim: int, opened: Any) -> Non
     made, streams, host, kv = opened(layout, dim)
     before = [[cache.clone().view(6, PAGE, -1) for cache in pair] for pair in kv]
     made.save(index(5, 2), index(0, 4))
+    made.overwrite(index(1, 3))
+    made.overwrite(index(1, 2))
     for part, cache in enumerate(cache for pair in before for cache in pair):
         assert host.part(part)[4].tobytes() == cache[2].contiguous().view(torch.uint8).numpy().tobytes()
     for pair in kv:
@@ -97,7 +112,7 @@ def test_pages_come_back_as_they_were(layout: str, dim: int, opened: Any) -> Non
             cache.zero_()
     arriving = made.load(index(4, 0, 4), index(1, 5, 0))
     arriving.wait(1)
-    made.finish()
+    assert made.finish(is_alone=False) is None
     for pair, old in zip(kv, before, strict=True):
         for cache, was in zip(pair, old, strict=True):
             now = cache.view(6, PAGE, -1)
@@ -105,12 +120,63 @@ def test_pages_come_back_as_they_were(layout: str, dim: int, opened: Any) -> Non
     made.close()
     assert streams.calls == [
         "side waits for main",
-        "main waits for side",
+        "main waits for event 1",
         "side waits for main",
-        "main waits for event 2",
+        "main waits for event 3",
         "main waits for side",
         "the host waits",
     ]
+
+
+def test_steps_wait_for_saves_of_the_pages_that_they_write_to(opened: Any) -> None:
+    made, streams, *_ = opened("layer_first")
+    made.save(index(5, 2), index(0, 4))
+    made.save(index(1, 3), index(1, 2))
+    streams.calls.clear()
+    made.overwrite(index(0, 4))
+    assert made.finish(is_alone=True) is streams.side, (
+        "the result follows the copies, the main stream does not"
+    )
+    assert streams.calls == []
+    made.overwrite(index(5))
+    made.overwrite(index(2, 3))
+    assert streams.calls == ["main waits for event 1", "main waits for event 2"]
+    for saving in made._saving:
+        saving.done.is_done = True
+    made.overwrite(index(5, 2, 1, 3))
+    assert len(streams.calls) == 2 and made._saving == []
+
+
+def test_pages_that_a_step_writes_to() -> None:
+    """Not the pages of a prefix that a new sequence shares, of which one may be saved by the same plan."""
+    plan = plan_of(slots=[0, 0, 0, 1], rows=[0, 1, 2, 7], pages=[10, 11, 12, 13], lengths={0: 2 * PAGE - 1})
+    assert written_pages(plan, PAGE).tolist() == [11, 12, 13]
+    plan = plan_of(slots=[0, 0], rows=[0, 1], pages=[10, 11], lengths={0: 2 * PAGE})
+    assert written_pages(plan, PAGE).tolist() == []
+    plan = plan_of(slots=[3], rows=[0], pages=[9], lengths={})
+    assert written_pages(plan, PAGE).tolist() == [9]
+
+
+def plan_of(slots: list[int], rows: list[int], pages: list[int], lengths: dict[int, int]) -> StepPlan:
+    ints = {
+        name: np.array(values, np.int32)
+        for name, values in (("slots", slots), ("rows", rows), ("ids", pages))
+    }
+    empty = np.empty(0, np.int32)
+    return StepPlan(
+        step=0,
+        num_decodes=0,
+        admits=[
+            Admit(slot, sampling(), length + 1, empty, length=length) for slot, length in lengths.items()
+        ],
+        slots=empty,
+        counts=empty,
+        samples=np.empty(0, np.uint8),
+        token_ids=empty,
+        page_slots=ints["slots"],
+        page_rows=ints["rows"],
+        page_ids=ints["ids"],
+    )
 
 
 def test_places_that_are_none(opened: Any) -> None:

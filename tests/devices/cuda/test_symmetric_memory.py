@@ -67,6 +67,74 @@ def test_sums(shape: tuple[int, ...], dtype: torch.dtype, way: str | None) -> No
     assert found is None or (torch.equal(found, expected) and found.data_ptr() != ops.buffer.data_ptr())
 
 
+class Right(Ops):
+    """Of a group of three, whose others have what `check` gives them."""
+
+    error = 0
+
+    def one_shot_all_reduce(self, x: Tensor, kind: str, group: str) -> Tensor:
+        self.calls.append("one shot")
+        return 3 * x + 3 + self.error
+
+    def two_shot_all_reduce_(self, x: Tensor, kind: str, group: str) -> Tensor:
+        self.calls.append("two shots")
+        return x.mul_(3).add_(3 + self.error)
+
+
+def checked(error: int = 0) -> SymmetricSums:
+    buffer = torch.zeros(1 << 20, dtype=torch.uint8)
+    ops = Right(buffer)
+    ops.error = error
+    return SymmetricSums(buffer, "all", 3, ops)
+
+
+def test_sums_are_tried_at_start() -> None:
+    """As rank 0: the others have the same numbers and 1 and 2 more."""
+    sums: Any = checked()
+    sums.check(0)
+    assert set(sums.ops.calls) == {"one shot", "two shots"}
+    with pytest.raises(RuntimeError, match="a sum of 48 bytes in torch.bfloat16 was wrong"):
+        checked(1).check(0)
+
+
+FAULT = "no access from GPU 0 to GPU 1"
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "reason"),
+    [
+        (checked, [[], []], ""),
+        (lambda: checked(1), [[], []], "a sum of 48 bytes in torch.bfloat16 was wrong"),
+        (checked, [[FAULT]], FAULT),
+        (checked, [[], ["a sum was wrong"]], "a sum was wrong"),
+        (None, [[]], FAULT),
+    ],
+    ids=["all can", "its own sum is wrong", "another cannot", "another's sum is wrong", "it cannot"],
+)
+def test_memory_that_cannot_be_shared_is_left_out_by_all_ranks(
+    own: Any, others: list[list[str]], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank reports equally often, and tries sums only where all have the memory."""
+
+    def opened(*_: Any) -> SymmetricSums:
+        if own is None:
+            raise RuntimeError(FAULT + "\nand where in C++")
+        return own()
+
+    monkeypatch.setattr(SymmetricSums, "open", opened)
+    for is_required in (False, True):
+        ranks = NcclCollectives.__new__(NcclCollectives)
+        ranks.rank, ranks.size, answers = 0, 3, iter(others)
+        monkeypatch.setattr(ranks, "outcomes", lambda mine, answers=answers: [mine, *next(answers)])
+        if reason and is_required:
+            with pytest.raises(StartError, match=f"--enable-torch-symm-mem.*{reason}"):
+                ranks._open_sums("all", torch.device("cpu"), is_required=True)
+        else:
+            found = ranks._open_sums("all", torch.device("cpu"), is_required=is_required)
+            assert (found is None) is bool(reason)
+        assert list(answers) == []
+
+
 def test_what_is_nothing_for_it_goes_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(collectives.dist, "all_reduce", lambda x, group, async_op: asked.append(x))

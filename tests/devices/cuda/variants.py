@@ -30,6 +30,7 @@ from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.norm import rms_norm
+from runtime.devices.cuda.mla_prolog import CudaPrologs
 from runtime.devices.cuda.moe import CudaExperts
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.progress import without_progress
@@ -134,12 +135,14 @@ def start_on_cpu(message: StartRank) -> TorchExecutor:
 
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         device = open_device(start, rank, dtype)
+        ops = CudaOps(dtype, H200)
         return replace(
             device,
             memory=Measured(**vars(device.memory)),
-            ops=CudaOps(dtype, H200),
+            ops=ops,
             experts=CudaExperts(H200),
-            fused=CudaFusedOps(CudaOps(dtype, H200)),
+            fused=CudaFusedOps(ops),
+            mla_prologs=CudaPrologs(),
             programs=None,
             logits_ops=None,
             row_quantizer=None,

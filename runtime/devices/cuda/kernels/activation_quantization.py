@@ -1,17 +1,30 @@
 """Quantization of activations to 8 bits, with a scale for each row or for each row and group, and reordering
 of their columns.
 
-A row of x becomes one row or, where experts want it differently, one for each of its MoE slots. Int8 values
+The kernels of norms and of gates quantize what they make at once (`quantize_held`), with the same results. A
+row of x becomes one row or, where experts want it differently, one for each of its MoE slots. Int8 values
 are rounded by adding 1.5 * 2**23: the sum's low bits are the integer, rounded to the nearest, ties to even.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from runtime.devices.cuda.kernels.fp8_bytes import to_fp8
 
 TINY: tl.constexpr = tl.constexpr(1e-12)
 ROUND_MAGIC: tl.constexpr = tl.constexpr(12582912.0)
+
+
+class RowCodes(NamedTuple):
+    """Rows in 8 bits: where a kernel that makes rows writes them as a product takes them."""
+
+    codes: Tensor  # uint8 [rows, size]
+    scales: Tensor  # float32 [rows, groups or 1]
+    kind: str  # fp8 or int8
+    group: int  # columns that share a scale, a power of two; 0: all
 
 
 @triton.jit
@@ -22,6 +35,35 @@ def _quantize(x: tl.tensor, scale: tl.tensor, offset: tl.tensor, KIND: tl.conste
     else:
         value = tl.minimum(tl.maximum(tl.div_rn(x, scale) + offset, -128.0), 127.0)
         return ((value + ROUND_MAGIC).to(tl.int32, bitcast=True) & 0xFF).to(tl.uint8)
+
+
+@triton.jit
+def quantize_held(
+    x: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    first: tl.tensor,
+    size: tl.tensor,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Quantizes what a program holds of a row, float32 [BLOCK], zeros beyond `size`: columns from `first` on,
+    which begins a group. `codes`: bytes of the row, `scales`: its scales; GROUP 0: one scale for the whole
+    row, else a power of two."""
+    at = tl.arange(0, BLOCK)
+    MOST: tl.constexpr = 448.0 if KIND == "fp8" else 127.0
+    if GROUP == 0:
+        scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 0), MOST), TINY)
+        tl.store(scales, scale)
+        tl.store(codes + first + at, _quantize(x, scale, 0.0, KIND), mask=first + at < size)
+    else:
+        parts = tl.reshape(x, (BLOCK // GROUP, GROUP))
+        scale = tl.maximum(tl.div_rn(tl.max(tl.abs(parts), 1), MOST), TINY)
+        groups, inside = tl.arange(0, BLOCK // GROUP), tl.arange(0, GROUP)
+        column = first + groups[:, None] * GROUP + inside[None, :]
+        tl.store(scales + first // GROUP + groups, scale, mask=first + groups * GROUP < size)
+        tl.store(codes + column, _quantize(parts, scale[:, None], 0.0, KIND), mask=column < size)
 
 
 @triton.jit

@@ -5,7 +5,8 @@ the tile of a decode row is as tall as the tensor cores want and keys are read o
 (Ainslie et al., 2023). It walks the keys with a running maximum and sum (Milakov and Gimelshein, 2018; Dao,
 2023): first the keys that the window cuts, then those that all queries see, then the diagonal; only the first
 and the last are masked. Where there are fewer programs than the GPU has room for, the keys are split among
-several programs, whose partial results attention_splits.py joins (Dao et al., Flash-Decoding, 2023).
+several programs, whose partial results attention_splits.py joins (Dao et al., Flash-Decoding, 2023): in a
+launch of its own, or with MERGES in the program of a tile that is the last to be done.
 
 Nothing depends on the host but the grid: rows are described in device memory, so a launch may be part of a
 CUDA graph. What changes from step to step is no constant of the kernel, nor is its alignment, so that a form
@@ -18,10 +19,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from runtime.devices.cuda.kernels.attention_splits import LOG2E, NEG_INF, merge_tile
 from runtime.devices.cuda.kernels.fp8_bytes import from_fp8
-
-NEG_INF: tl.constexpr = tl.constexpr(float("-inf"))
-LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 class Cache(NamedTuple):
@@ -240,11 +239,13 @@ def _load_queries(
 @triton.jit(
     do_not_specialize=["num_rows", "num_tiles", "first_query"],
     # read by the number, or by the head
-    do_not_specialize_on_alignment=["tables", "rows", "tiles", "sinks", "slopes"],
+    do_not_specialize_on_alignment=["tables", "rows", "tiles", "sinks", "slopes", "counters"],
 )
 def paged_attention_kernel(
     out: tl.tensor,
     lse: tl.tensor,
+    merged: tl.tensor,
+    counters: tl.tensor,
     q: tl.tensor,
     q_rope: tl.tensor,
     keys: tl.tensor,
@@ -272,6 +273,7 @@ def paged_attention_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SPLIT: tl.constexpr,
+    MERGES: tl.constexpr,
     TILED: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -294,7 +296,8 @@ def paged_attention_kernel(
     first query; `tiles` int32 [2, num_tiles]: row and first token in it; with TILED False tile i is row i.
     Queries and results begin with query `first_query`. With KV_HEADS 0 the grid says how many there are. With
     splits, out [tokens, heads, splits, DV] and lse [tokens, heads, splits] are float32 partial results; with
-    one, out [tokens, heads, DV] is the result."""
+    one, out [tokens, heads, DV] is the result. With MERGES the last program of a tile's heads makes `merged`,
+    the result, of them, and `counters`, int32 [tiles * columns], are 0 before and after the launch."""
     S: tl.constexpr = Sizes(
         WINDOW, CAPPED, BIASED, LATENT, PAGE, M, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, FP8, DOT
     )
@@ -326,30 +329,19 @@ def paged_attention_kernel(
     tile_slopes = scale
     if BIASED:
         tile_slopes = tl.load(slopes + head, mask=is_query, other=0.0) * LOG2E
-    state = _attend_keys(
-        Queries(q_tile, rope_tile, tl.minimum(front + token, rear), scale, cap, tile_slopes),
-        Cache(
-            keys + kv_head * DK,
-            values + kv_head * DV,
-            ropes,
-            tables + slot.to(tl.int64) * table_stride,
-            key_stride,
-            value_stride,
-            rope_stride,
-        ),
-        front,
-        rear,
-        split,
-        num_splits,
-        SPLIT,
-        S,
-    )
+    queries = Queries(q_tile, rope_tile, tl.minimum(front + token, rear), scale, cap, tile_slopes)
+    caches = keys + kv_head * DK, values + kv_head * DV, ropes
+    table = tables + slot.to(tl.int64) * table_stride
+    cache = Cache(*caches, table, key_stride, value_stride, rope_stride)
+    state = _attend_keys(queries, cache, front, rear, split, num_splits, SPLIT, S)
     if HAS_SINKS and not SPLIT:
         state = _add_sink(state, tl.load(sinks + head, mask=is_query, other=NEG_INF).to(tl.float32) * LOG2E)
-    target = at * (kv_heads * GROUP) + head
-    if SPLIT:
-        target = target * num_splits + split
+    heads = at * (kv_heads * GROUP) + head
+    target = heads * num_splits + split if SPLIT else heads
     _store_result(out, lse, target, state, is_query, SPLIT, DV, BLOCK_V)
+    if MERGES:
+        place = counters + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), sinks + head
+        merge_tile(merged, out, lse, *place, heads, num_splits, is_query, HAS_SINKS, M, DV, BLOCK_V)
 
 
 @triton.jit

@@ -1,11 +1,75 @@
-"""The merge of sequences whose keys paged attention has split among several programs."""
+"""The merge of sequences whose keys paged attention has split among several programs: in a launch of its own,
+or by the last program of attention that is done with a tile (last_program.py)."""
 
 import triton
 import triton.language as tl
 
-from runtime.devices.cuda.kernels.attention import LOG2E, NEG_INF
+from runtime.devices.cuda.kernels.last_program import is_last_program
 
-TOGETHER: tl.constexpr = tl.constexpr(16)  # partial results that a program holds at a time
+NEG_INF: tl.constexpr = tl.constexpr(float("-inf"))
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+TOGETHER: tl.constexpr = tl.constexpr(16)  # partial results that a program of the launch holds at a time
+
+
+@triton.jit
+def merge_tile(
+    merged: tl.tensor,
+    partials: tl.tensor,
+    lse: tl.tensor,
+    counter: tl.tensor,
+    sinks: tl.tensor,
+    rows: tl.tensor,
+    num_splits: tl.tensor,
+    is_row: tl.tensor,
+    HAS_SINKS: tl.constexpr,
+    M: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+) -> None:
+    """Merges rows [M] of a tile if this program is the last one of its splits. `sinks`: pointers [M] to a
+    learned logit of each row."""
+    if is_last_program(counter, num_splits):
+        sink = tl.full((M,), NEG_INF, tl.float32)
+        if HAS_SINKS:
+            sink = tl.load(sinks, mask=is_row, other=NEG_INF).to(tl.float32) * LOG2E
+        _merge(merged, partials, lse, sink, rows, num_splits, is_row, M, DV, BLOCK_V)
+
+
+@triton.jit
+def _merge(
+    merged: tl.tensor,
+    partials: tl.tensor,
+    lse: tl.tensor,
+    sink: tl.tensor,
+    rows: tl.tensor,
+    num_splits: tl.tensor,
+    is_row: tl.tensor,
+    M: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+) -> None:
+    """Rows `rows` [M] of `merged` [.., DV], of the partial results [.., num_splits, DV] and binary lse [..,
+    num_splits] that other programs have stored. `sink` [M]: a learned logit of each row, -inf for none."""
+    dims = tl.arange(0, BLOCK_V)
+    row_max = sink
+    for split in range(0, num_splits):
+        at = lse + rows * num_splits + split
+        # not of this multiprocessor's cache, which may be older than what others have stored
+        row_max = tl.maximum(row_max, tl.load(at, mask=is_row, other=NEG_INF, cache_modifier=".cg"))
+    row_max = tl.where(row_max == NEG_INF, 0.0, row_max)
+    row_sum = tl.exp2(sink - row_max)
+    acc = tl.zeros((M, BLOCK_V), tl.float32)
+    mask = is_row[:, None] & (dims < DV)[None, :]
+    for split in range(0, num_splits):
+        place = rows * num_splits + split
+        share = tl.exp2(tl.load(lse + place, mask=is_row, other=NEG_INF, cache_modifier=".cg") - row_max)
+        partial = tl.load(
+            partials + place[:, None] * DV + dims[None, :], mask=mask, other=0.0, cache_modifier=".cg"
+        )
+        row_sum += share
+        acc += partial * share[:, None]
+    acc = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    tl.store(merged + rows[:, None] * DV + dims[None, :], acc.to(merged.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["sinks"])

@@ -11,7 +11,7 @@ group, the others at the end.
 4-bit codes are packed for this (weights.py): a byte has the codes of two inputs that are K apart, so that
 both halves of what a program reads are multiplied with contiguous activations. With few rows the inputs are
 split among several programs, so that the whole GPU reads weights; their partial sums are added in a fixed
-order.
+order, in a second launch or by the last program of a tile that is done.
 """
 
 from typing import NamedTuple
@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from runtime.devices.cuda.kernels.fp8_bytes import from_fp8
+from runtime.devices.cuda.kernels.last_program import is_last_program
 
 # tiles of rows that run one after the other for the same outputs, so that they find weights in the L2 cache
 GROUP_M: tl.constexpr = tl.constexpr(8)
@@ -229,6 +230,15 @@ def _store_outputs(
 
 
 @triton.jit
+def _add_parts(at: tl.tensor, size: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """The sum of what all programs of a tile have stored, in their order."""
+    total = tl.load(at, mask=mask, other=0, cache_modifier=".cg")
+    for split in range(1, tl.num_programs(1)):
+        total += tl.load(at + split * size, mask=mask, other=0, cache_modifier=".cg")
+    return total
+
+
+@triton.jit
 def _tile_of(num_tiles: tl.tensor, columns: tl.tensor) -> tuple:
     """Which tile of rows and which of outputs this program has."""
     index = tl.program_id(0)
@@ -240,6 +250,8 @@ def _tile_of(num_tiles: tl.tensor, columns: tl.tensor) -> tuple:
 @triton.jit(do_not_specialize=["num_rows", "num_tiles"])
 def gemm_kernel(
     out: tl.tensor,
+    merged: tl.tensor,
+    counters: tl.tensor,
     x: tl.tensor,
     weight: tl.tensor,
     factors: tl.tensor,
@@ -269,6 +281,7 @@ def gemm_kernel(
     ROUTED: tl.constexpr,
     REPEAT: tl.constexpr,
     SPLIT: tl.constexpr,
+    MERGES: tl.constexpr,
     EVEN: tl.constexpr,
     NATIVE: tl.constexpr,
     M: tl.constexpr,
@@ -279,7 +292,8 @@ def gemm_kernel(
     """Grid (tiles of rows * tiles of outputs, splits). Rows are those of x, or MoE slots, of which REPEAT
     share a row of x. ROUTED: "" for one weight, "tiles" for slots int32 [tiles * M] and expert_ids int32
     [tiles], "single" for one slot and expert per tile. out [num_rows, outs]; or, with splits, uncorrected
-    sums [splits, num_rows, outs]."""
+    sums [splits, num_rows, outs], which with MERGES become `merged` [num_rows, outs]; then `counters`, int32
+    [programs], are 0 before and after the launch."""
     F: tl.constexpr = Format(KIND, INPUTS, GROUP, GROUPED_INPUTS, HAS_ZEROS, EVEN, NATIVE, M, N, K, DOT)
     E: tl.constexpr = Epilogue(FACTORED, SCALED, HAS_SUMS, HAS_BIAS)
     index = tl.arange(0, M)
@@ -320,14 +334,18 @@ def gemm_kernel(
         )
         target = row.to(tl.int64)[:, None] * outs + n[None, :]
         mask = is_row[:, None] & is_out[None, :]
+        lead = expert * rows + n
+        corrections = factors, scales + lead, sums + lead, bias + n
+        where = source, outs, is_row, is_out, mask
         if SPLIT:
-            tl.store(out + tl.program_id(1).to(tl.int64) * num_rows * outs + target, acc, mask=mask)
+            size = num_rows.to(tl.int64) * outs
+            tl.store(out + tl.program_id(1) * size + target, acc, mask=mask)
+            if MERGES:
+                if is_last_program(counters + tl.program_id(0), tl.num_programs(1)):
+                    acc = _add_parts(out + target, size, mask)
+                    _store_outputs(merged + target, acc, acc, *corrections, *where, GATED, E)
         else:
-            lead = expert * rows + n
-            corrections = factors, scales + lead, sums + lead, bias + n
-            _store_outputs(
-                out + target, acc, gated, *corrections, source, outs, is_row, is_out, mask, GATED, E
-            )
+            _store_outputs(out + target, acc, gated, *corrections, *where, GATED, E)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -3,9 +3,10 @@ of one token: slot `token * k + i` is the token's i-th expert.
 
 Slots are listed by expert, each expert's list padded to whole tiles, so that a tile of a product reads one
 weight. Nothing is sorted and there are no atomics: a program for each expert and part of the slots reads all
-of that part and counts, and in a second launch writes behind what the earlier counts take. So slots keep
-their order. The host does not know the counts: grids are as large as the worst case needs, and unused tiles
-have no expert. Ids of other ranks' experts match no program.
+of that part and counts, and in a second launch writes behind what the earlier counts take. Few slots are one
+launch, in which each program counts for all experts. So slots keep their order. The host does not know the
+counts: grids are as large as the worst case needs, and unused tiles have no expert. Ids of other ranks'
+experts match no program.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ PART = 4096  # slots that a program reads
 CHUNK = 1024  # slots that it reads at a time
 LEAST_PART = 128  # smaller parts would be further variants of the kernels, and leave threads idle
 MAX_TILE = 128  # the most slots of a tile
+ALONE = 1024  # the most slots that each program counts for all experts
+COUNTED = 8192  # comparisons that it makes at a time
 NO_EXPERT = -1  # the expert id of an unused tile
 
 
@@ -52,13 +55,22 @@ def align_kernel(
     MOST: tl.constexpr,
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
+    LANES: tl.constexpr,
 ) -> None:
     """Grid (experts, parts): slots int32 [tiles * size], padded with `num_slots`, and expert_ids int32
-    [tiles]; `size` is at most MOST."""
+    [tiles]; `size` is at most MOST. LANES 0: `counts` are known; else there is one part, and a program counts
+    LANES slots at a time."""
     expert, part, num_parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     experts, parts = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_P)
     is_there = (experts < EXPERTS)[:, None] & (parts < num_parts)[None, :]
-    known = tl.load(counts + experts[:, None] * num_parts + parts[None, :], mask=is_there, other=0)
+    if LANES > 0:
+        known = tl.zeros((BLOCK_E, BLOCK_P), tl.int32)
+        for step in range(0, PART, LANES):
+            slot = step + tl.arange(0, LANES)
+            own = tl.load(ids + slot, mask=slot < num_slots, other=-1)
+            known += tl.sum((own[None, :] == experts[:, None]).to(tl.int32), 1)[:, None]
+    else:
+        known = tl.load(counts + experts[:, None] * num_parts + parts[None, :], mask=is_there, other=0)
     tiles = (tl.sum(known, 1) + size - 1) // size
     first = tl.sum(tl.where(experts < expert, tiles, 0), 0)
     mine = tl.sum(tl.where((experts == expert)[:, None], known, 0), 0)
@@ -87,12 +99,15 @@ def sum_experts_kernel(
     ids: tl.tensor,
     weights: tl.tensor,
     out: tl.tensor,
+    added: tl.tensor,
     size: tl.tensor,
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
+    ADDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid (tokens, blocks of a row): float32 sums in the order of a token's expert ids."""
+    """Grid (tokens, blocks of a row): float32 sums in the order of a token's expert ids; with ADDS, plus rows
+    of `added` once they are rounded."""
     token, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for i in range(TOP_K):
@@ -101,6 +116,9 @@ def sum_experts_kernel(
         is_here = (expert >= 0) & (expert < EXPERTS)
         row = tl.load(x + slot * size + at, mask=is_here & (at < size), other=0.0).to(tl.float32)
         total += row * tl.where(is_here, tl.load(weights + slot), 0.0)
+    if ADDS:
+        total = total.to(out.dtype.element_ty).to(tl.float32)
+        total += tl.load(added + token * size + at, mask=at < size, other=0.0).to(tl.float32)
     tl.store(out + token * size + at, total.to(out.dtype.element_ty), mask=at < size)
 
 
@@ -114,9 +132,9 @@ class ExpertTiles:
     size: int  # slots of a tile, 0: one
 
 
-def moe_align_block_size(ids: Tensor, num_experts: int, size: int) -> ExpertTiles:
+def moe_align_block_size(ids: Tensor, num_experts: int, size: int, *, fuses: bool = False) -> ExpertTiles:
     """Tiles of `size` slots, at most MAX_TILE, of ids int64 [T, k]. With `size` 0 each slot is a tile, for
-    steps so small that slots rarely share an expert."""
+    steps so small that slots rarely share an expert. `fuses`: few slots are one launch."""
     assert size <= MAX_TILE
     if not size:
         return ExpertTiles(ids, ids, 0)
@@ -129,8 +147,10 @@ def moe_align_block_size(ids: Tensor, num_experts: int, size: int) -> ExpertTile
     )
     part = min(PART, next_power_of_2(num_slots, LEAST_PART))
     chunk = min(CHUNK, part)
-    grid = (num_experts, parts)
-    count_experts_kernel[grid](ids, counts, num_slots, PART=part, CHUNK=chunk, num_warps=4)
+    grid, block = (num_experts, parts), next_power_of_2(num_experts)
+    is_alone = fuses and part <= ALONE
+    if not is_alone:
+        count_experts_kernel[grid](ids, counts, num_slots, PART=part, CHUNK=chunk, num_warps=4)
     align_kernel[grid](
         ids,
         counts,
@@ -140,23 +160,36 @@ def moe_align_block_size(ids: Tensor, num_experts: int, size: int) -> ExpertTile
         num_tiles,
         size,
         EXPERTS=num_experts,
-        BLOCK_E=next_power_of_2(num_experts),
+        BLOCK_E=block,
         BLOCK_P=1 if parts == 1 else next_power_of_2(parts, 16),
         MOST=MAX_TILE,
         PART=part,
         CHUNK=chunk,
+        LANES=min(part, max(16, COUNTED // block)) if is_alone else 0,
         num_warps=4,
     )
     return ExpertTiles(slots, expert_ids, size)
 
 
-def moe_sum_reduce(x: Tensor, ids: Tensor, weights: Tensor, num_experts: int) -> Tensor:
-    """Rows of slots x [T * k, N] -> weighted sums of tokens [T, N]."""
+def moe_sum_reduce(
+    x: Tensor, ids: Tensor, weights: Tensor, num_experts: int, added: Tensor | None = None
+) -> Tensor:
+    """Rows of slots x [T * k, N] -> weighted sums of tokens [T, N], plus `added` [T, N]."""
     (num, top_k), size = ids.shape, x.shape[1]
     out = x.new_empty(num, size)
     if num:
         block = min(1024, next_power_of_2(size, 16))
         sum_experts_kernel[(num, triton.cdiv(size, block))](
-            x, ids, weights, out, size, EXPERTS=num_experts, TOP_K=top_k, BLOCK=block, num_warps=4
+            x,
+            ids,
+            weights,
+            out,
+            out if added is None else added.contiguous(),
+            size,
+            EXPERTS=num_experts,
+            TOP_K=top_k,
+            ADDS=added is not None,
+            BLOCK=block,
+            num_warps=4,
         )
     return out

@@ -1,9 +1,11 @@
-"""RMS norms (Zhang and Sennrich, 2019), alone and fused with the addition to the residual."""
+"""RMS norms (Zhang and Sennrich, 2019), alone and fused with the addition to the residual, and with the
+quantization of their result."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.devices.cuda.kernels.activation_quantization import RowCodes, quantize_held
 from runtime.devices.cuda.kernels.launch import next_power_of_2
 
 
@@ -43,13 +45,19 @@ def add_rms_norm_kernel(
     residual: tl.tensor,
     out: tl.tensor,
     weight: tl.tensor,
+    codes: tl.tensor,
+    code_scales: tl.tensor,
     stride: tl.tensor,
     residual_stride: tl.tensor,
+    num_scales: tl.tensor,
     eps: tl.tensor,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
 ) -> None:
-    """Grid (rows,): residual += x in the dtype of the residual, and the norm of that sum."""
+    """Grid (rows,): residual += x in the dtype of the residual, and the norm of that sum. With KIND also its
+    bytes `codes` [rows, SIZE] and `code_scales` [rows, num_scales], see quantize_held."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     residual_at = residual + row * residual_stride + at
     total = tl.load(residual_at, mask=at < SIZE, other=0.0).to(tl.float32)
@@ -59,7 +67,11 @@ def add_rms_norm_kernel(
     total = kept.to(tl.float32)
     scale = tl.rsqrt(tl.sum(total * total, 0) / SIZE + eps)
     factors = tl.load(weight + at, mask=at < SIZE, other=0.0).to(tl.float32)
-    tl.store(out + row * SIZE + at, (total * scale * factors).to(out.dtype.element_ty), mask=at < SIZE)
+    normed = (total * scale * factors).to(out.dtype.element_ty)
+    tl.store(out + row * SIZE + at, normed, mask=at < SIZE)
+    if KIND != "":
+        scales_at = code_scales + row * num_scales
+        quantize_held(normed.to(tl.float32), codes + row * SIZE, scales_at, row * 0, SIZE, KIND, GROUP, BLOCK)
 
 
 def num_warps_for(block: int) -> int:
@@ -97,8 +109,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See Ops.add_rms_norm; overwrites `residual`. Both [T, D]."""
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, quantized: RowCodes | None = None
+) -> tuple[Tensor, Tensor]:
+    """See Ops.add_rms_norm; overwrites `residual`. Both [T, D]. `quantized`: where the norm is also written
+    in 8 bits; None: nowhere."""
     out = x.new_empty(x.shape)
     if len(x):
         block = next_power_of_2(x.shape[1], 16)
@@ -107,11 +122,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
             residual,
             out,
             weight,
+            out if quantized is None else quantized.codes,
+            out if quantized is None else quantized.scales,
             x.stride(0),
             residual.stride(0),
+            0 if quantized is None else quantized.scales.shape[1],
             eps,
             SIZE=x.shape[1],
             BLOCK=block,
+            KIND="" if quantized is None else quantized.kind,
+            GROUP=0 if quantized is None else quantized.group,
             num_warps=num_warps_for(block),
         )
     return out, residual

@@ -231,8 +231,10 @@ def sample(logits: Tensor, inputs: SamplingInputs, chunk: int = CHUNK, held: int
         return torch.empty(num, *shape, dtype=dtype, device=logits.device)
 
     num_chunks = triton.cdiv(vocab, chunk)
-    settings = torch.stack((inputs.temperature, inputs.top_p, inputs.min_p), dim=1)
-    bounds = torch.where(inputs.top_k > 0, inputs.top_k, vocab).clamp_max(vocab).int()
+    settings, bounds = inputs.settings, inputs.bounds
+    if settings is None or bounds is None:
+        settings = torch.stack((inputs.temperature, inputs.top_p, inputs.min_p), dim=1)
+        bounds = torch.where(inputs.top_k > 0, inputs.top_k, vocab).clamp_max(vocab).int()
     chunk_max, chunk_argmax = empty(torch.float32, num_chunks), empty(torch.int32, num_chunks)
     chunk_sums = empty(torch.float64, num_chunks)
     marks = empty(torch.int32, num_chunks, NUM_MARKS), empty(torch.float64, num_chunks, NUM_MARKS)
