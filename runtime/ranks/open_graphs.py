@@ -17,8 +17,8 @@ def open_graphs(
 ) -> tuple[DecodeGraphs | None, VerifyGraphs | None, PiecewiseGraphs | None]:
     """Graphs of decode steps, of steps that verify drafts, and of what lies between the attentions of other
     steps, none of them captured yet. None where the device has no graphs, the setup no sizes, or the model
-    decodes nothing or attends to sounds; of verify steps also where the model or its draft model has recurrent
-    layers, several heads draft in turn, or attention groups share a language model head.
+    decodes nothing or attends to sounds; of verify steps also where the model or its draft model has
+    recurrent layers, several heads draft in turn, or attention groups share a language model head.
     """
     device, setup = runner.device, runner.graph_setup
     if device.graphs is None or not (runner.kv or runner.states) or not is_generative(runner.model):

@@ -28,8 +28,8 @@ def groups_have_what_they_can(options: Values) -> str | None:
         for name, off in NOT_IN_PIPELINES:
             if options[name] not in (off, None):
                 return (
-                    f"--enable-dp-attention with --pipeline-parallel-size does not go with {flag(name)}: pages of "
-                    "groups have been moved within one stage only; leave one out"
+                    f"--enable-dp-attention with --pipeline-parallel-size does not go with {flag(name)}: "
+                    "pages of groups have been moved within one stage only; leave one out"
                 )
     return None
 
