@@ -31,7 +31,6 @@ class Model:
 
 
 PLAN_ONLY = {"num_ranks": "parallel", "max_step_tokens": "schedule"}  # values that are no options
-DRAFT_FLAG = "--speculative-draft-model-path"
 MACHINE = MachineFacts(cores=8, memory_bytes=2**34, entropy=7)
 
 
@@ -62,19 +61,6 @@ def plan(words: str = "") -> Plan:
         ("--device cpu", "lora_backend", "torch_native", "derived"),
         ("--device npu", "attention_backend", "ascend", "derived"),
         ("--device npu --dtype float32", "dtype", "float32", "flag --dtype"),
-        # the model itself: its next-token layers
-        (
-            f"-m /m --speculative-algorithm NEXTN {DRAFT_FLAG} /m/",
-            "speculative_draft_model_path",
-            None,
-            f"flag {DRAFT_FLAG}",
-        ),
-        (
-            f"-m /m --speculative-algorithm STANDALONE {DRAFT_FLAG} /m",
-            "speculative_draft_model_path",
-            "/m",
-            f"flag {DRAFT_FLAG}",
-        ),
     ],
 )
 def test_values_and_sources(words: str, name: str, value: Any, source: str) -> None:
