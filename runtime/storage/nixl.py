@@ -140,7 +140,7 @@ def open_nixl(config: BackendConfig) -> FileBackend:
             f"runtime-{secrets.token_hex(8)}", module.nixl_agent_config(backends=[])
         )
         there = agent.get_plugin_list()
-        plugin = settings.plugin
+        plugin: str = settings.plugin
         if plugin == "auto":
             plugin = next((name for name in NIXL_PLUGINS if name in there), NIXL_PLUGINS[-1])
         if plugin not in there:

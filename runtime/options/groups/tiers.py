@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Derived, Group, Json, Whole, option, superseded
+from runtime.options.declare import Amount, Derived, Group, Json, Value, Whole, option, superseded
 
 
 class Tiers(Group, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ OF_HALVES = {False: Derived(True, "pages move from host memory to host memory")}
 
 # of servers with LMCache
 LMCACHE = "lmcache"
-OF_LMCACHE = {
+OF_LMCACHE: dict[str, dict[Value, Derived]] = {
     "enable_hierarchical_cache": {False: Derived(True, "LMCache is behind host memory")},
     "hicache_storage_backend": {None: Derived(LMCACHE, "--enable-lmcache")},
     "hicache_storage_prefetch_policy": {

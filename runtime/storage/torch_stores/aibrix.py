@@ -111,7 +111,8 @@ class AibrixBackend:
             if status.is_not_found():
                 return False
             raise OSError(f"AIBrix could not read a record ({status})")
-        num_tokens, handle = status.value  # type: ignore[misc]
+        found: tuple[int, Handle] = status.value  # type: ignore[assignment]
+        num_tokens, handle = found
         try:
             if num_tokens < BLOCK_TOKENS:
                 return False
