@@ -62,6 +62,7 @@ def set_device(options: AscendOptions, rank: int, before: int = 0) -> torch.devi
         raise StartError(
             f"NPU {number} does not answer ({first_line(error)}); look at npu-smi info"
         ) from error
+    check_soc(options)
     torch.npu.config.allow_internal_format = True  # FRACTAL_NZ
     return torch.device("npu", number)
 
@@ -69,6 +70,7 @@ def set_device(options: AscendOptions, rank: int, before: int = 0) -> torch.devi
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """Opens this rank's NPU. Raises StartError where something that it needs is missing."""
     import_npu()
+    from runtime.devices.ascend.attention import tower_attention
     from runtime.devices.ascend.checks import check_model
     from runtime.devices.ascend.fused import AscendFusedOps
     from runtime.devices.ascend.graphs import AscendGraphs
@@ -78,15 +80,13 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     from runtime.devices.ascend.ops import AscendOps
     from runtime.devices.ascend.sparse_latents import AscendSparseLatents
 
-    if start.num_threads is not None:
-        torch.set_num_threads(start.num_threads)
+    set_threads(start)
     options = read_options(start, AscendOptions)
     torch_device = set_device(options, start.index_on_node(rank), start.first_device)
-    check_soc(options)
     hccl, links = open_ranks(start, rank, torch_device)
     ranks: Collectives = SingleRank() if hccl is None else hccl
     config = model_config(start)
-    is_sparse = config is not None and config.mla is not None and config.mla.indexer is not None
+    is_sparse = has_indexer(config)
     ops = AscendOps(
         dtype,
         start.page_size,
@@ -108,6 +108,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         ep_size=start.ep_size,
         all_to_all=open_exchange(start, config, options.exchange_buffer_mb, hccl, experts),
         fused=AscendFusedOps(ops),
+        tower_attention=tower_attention,
         streams=torch.npu,
         stage=start.stage_of(rank),
         links=links,
@@ -127,6 +128,17 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         scatters_inputs=start.scatters_inputs,
         overlap=start.overlap,
     )
+
+
+def set_threads(start: StartRank) -> None:
+    """Sets the CPU threads of this rank, where they are given."""
+    if start.num_threads is not None:
+        torch.set_num_threads(start.num_threads)
+
+
+def has_indexer(config: ModelConfig | None) -> bool:
+    """Whether the model attends to tokens that an indexer chooses."""
+    return config is not None and config.mla is not None and config.mla.indexer is not None
 
 
 def read_soc() -> Soc | None:
