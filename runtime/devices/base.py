@@ -303,6 +303,9 @@ class Device:
     ep_size: int = 1  # groups of ranks that whole experts are spread over; divides the number of ranks
     # exchange of tokens between experts; None: all ranks have all tokens
     all_to_all: AllToAllModes | None = None
+    # attention in towers of images and sounds: queries, keys and values [..., heads, L, D] -> [..., heads, L,
+    # D]; None: that of torch
+    tower_attention: "Callable[[Tensor, Tensor, Tensor], Tensor] | None" = None
     lora_ops: LoraOps | None = None  # kernels for adapters; None: plain torch (layers/lora.py)
     fused: FusedOps | None = None  # None: several Ops in their place (layers/fused_ops.py)
     logits_ops: LogitsOps | None = None  # None: Ops and torch (layers/sampling/logits_ops.py)

@@ -66,6 +66,7 @@ def set_device(options: AscendOptions, rank: int, before: int = 0) -> torch.devi
         raise StartError(
             f"NPU {number} does not answer ({first_line(error)}); look at npu-smi info"
         ) from error
+    check_soc(options)
     torch.npu.config.allow_internal_format = True  # FRACTAL_NZ
     return torch.device("npu", number)
 
@@ -73,6 +74,7 @@ def set_device(options: AscendOptions, rank: int, before: int = 0) -> torch.devi
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """Opens this rank's NPU. Raises StartError where something that it needs is missing."""
     import_npu()
+    from runtime.devices.ascend.attention import tower_attention
     from runtime.devices.ascend.checks import check_model
     from runtime.devices.ascend.fused import AscendFusedOps
     from runtime.devices.ascend.graphs import AscendGraphs
@@ -81,11 +83,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     from runtime.devices.ascend.moe import AscendExperts
     from runtime.devices.ascend.sparse_latents import AscendSparseLatents
 
-    if start.num_threads is not None:
-        torch.set_num_threads(start.num_threads)
+    set_threads(start)
     options = read_options(start, AscendOptions)
     torch_device = set_device(options, start.index_on_node(rank), start.first_device)
-    check_soc(options)
     hccl, links = open_ranks(start, rank, torch_device)
     ranks: Collectives = SingleRank() if hccl is None else hccl
     config = model_config(start)
@@ -104,6 +104,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         ep_size=start.ep_size,
         all_to_all=open_exchange(start, config, options.exchange_buffer_mb, hccl, experts),
         fused=AscendFusedOps(ops),
+        tower_attention=tower_attention,
         streams=torch.npu,
         stage=start.stage_of(rank),
         links=links,
@@ -124,6 +125,12 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         overlap=start.overlap,
         for_drafts=partial(device_of_drafts, ops_of=ops_of, is_sparse=ops.is_sparse),
     )
+
+
+def set_threads(start: StartRank) -> None:
+    """Sets the CPU threads of this rank, where they are given."""
+    if start.num_threads is not None:
+        torch.set_num_threads(start.num_threads)
 
 
 def make_ops(

@@ -6,9 +6,10 @@ Every rank has all of its weights and encodes every sound.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d, gelu, scaled_dot_product_attention
+from torch.nn.functional import conv1d, gelu
 
 from runtime.devices.base import Device
+from runtime.layers.attention.towers import tower_attention
 from runtime.layers.norm import LayerNorm
 from runtime.layers.parallel.replicated import (
     ReplicatedEmbedding,
@@ -46,6 +47,7 @@ class WhisperAttention(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: LayerConfig) -> None:
         size = config.hidden_size
+        self.attend = tower_attention(device)
         self.num_heads = config.num_heads
         self.qkv_proj = ReplicatedQkv(device, dtype, size, bias=True, key_bias=config.has_key_bias)
         self.out_proj = ReplicatedLinear(device, dtype, size, size, bias=True)
@@ -56,7 +58,7 @@ class WhisperAttention(Layer):
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part in self.qkv_proj.forward(x).chunk(3, dim=-1)
         )
-        return self.out_proj.forward(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.out_proj.forward(self.attend(q, k, v).transpose(1, 2).flatten(2))
 
 
 class WhisperLayer(Layer):

@@ -6,9 +6,10 @@ Every rank has all of its weights and encodes every image.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 
 from runtime.devices.base import Device
+from runtime.layers.attention.towers import tower_attention
 from runtime.layers.norm import LayerNorm
 from runtime.layers.parallel.replicated import (
     ReplicatedEmbedding,
@@ -52,6 +53,7 @@ class ClipAttention(Layer):
     """Attention of all patches to all patches of their image."""
 
     def __init__(self, device: Device, dtype: torch.dtype, tower: ClipTower) -> None:
+        self.attend = tower_attention(device)
         size = tower.hidden_size
         self.num_heads = tower.num_heads
         self.qkv_proj = ReplicatedQkv(device, dtype, size, bias=True)
@@ -63,7 +65,7 @@ class ClipAttention(Layer):
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part in self.qkv_proj.forward(x).chunk(3, dim=-1)
         )
-        return self.out_proj.forward(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.out_proj.forward(self.attend(q, k, v).transpose(1, 2).flatten(2))
 
 
 class ClipFeedForward(Layer):

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 
 from runtime.devices.base import Device
+from runtime.layers.attention.towers import tower_attention
 from runtime.layers.norm import LayerNorm
 from runtime.layers.parallel.replicated import ReplicatedEmbedding, ReplicatedLinear, replicated_weight
 from runtime.layers.upload import upload
@@ -41,6 +42,7 @@ class ProbeAttention(Layer):
     """Attention of a query to all patches, with the names of torch's MultiheadAttention."""
 
     def __init__(self, device: Device, dtype: torch.dtype, tower: ClipTower) -> None:
+        self.attend = tower_attention(device)
         size, self.num_heads = tower.hidden_size, tower.num_heads
         self.in_proj_weight = replicated_weight(device, dtype, 3 * size, size)
         self.in_proj_bias = replicated_weight(device, dtype, 3 * size)
@@ -53,7 +55,7 @@ class ProbeAttention(Layer):
             linear(part, weight, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part, weight, bias in zip((query, x, x), weights, biases, strict=True)
         )
-        return self.out_proj.forward(scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+        return self.out_proj.forward(self.attend(*parts).transpose(1, 2).flatten(2))
 
 
 class ProbeHead(Layer):

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from runtime.devices.base import Device
+from runtime.layers.attention.towers import tower_attention
 from runtime.layers.norm import LayerNorm, RMSNorm
 from runtime.layers.parallel.replicated import ReplicatedLinear, ReplicatedQkv, replicated_weight
 from runtime.layers.upload import upload
@@ -76,6 +76,7 @@ class TileAttention(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: InternVlEncoder) -> None:
         size = config.hidden_size
+        self.attend = tower_attention(device)
         self.num_heads = config.num_heads
         self.qkv: ReplicatedLinear | None = None
         self.qkv_proj: ReplicatedQkv | None = None
@@ -98,7 +99,7 @@ class TileAttention(Layer):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.forward(q), self.k_norm.forward(k)
         parts = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
-        return self.projection_layer.forward(scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+        return self.projection_layer.forward(self.attend(*parts).transpose(1, 2).flatten(2))
 
 
 class TileLayer(Layer):

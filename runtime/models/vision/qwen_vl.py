@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, linear, scaled_dot_product_attention
+from torch.nn.functional import gelu, linear
 
 from runtime.devices.base import Device
+from runtime.layers.attention.towers import tower_attention
 from runtime.layers.norm import LayerNorm, RMSNorm
 from runtime.layers.parallel.replicated import (
     ReplicatedGateUp,
@@ -70,6 +71,7 @@ class WindowAttention(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: QwenVlEncoder) -> None:
         size = config.hidden_size
+        self.attend = tower_attention(device)
         self.num_heads = config.num_heads
         self.qkv: ReplicatedLinear | None = None
         self.qkv_proj: ReplicatedQkv | None = None
@@ -89,7 +91,7 @@ class WindowAttention(Layer):
         found = torch.empty_like(v)
         for group in groups:
             parts = (one[:, group].transpose(2, 3) for one in (q, k, v))
-            found[:, group] = scaled_dot_product_attention(*parts).transpose(2, 3)
+            found[:, group] = self.attend(*parts).transpose(2, 3)
         return self.proj.forward(found.flatten(2))
 
 

@@ -69,9 +69,9 @@ class Kernels(Group, frozen=True, kw_only=True):
     mm_attention_backend: A[
         Literal["sdpa", "fa3", "fa4", "triton_attn", "ascend_attn", "aiter_attn"] | Auto,
         option(
-            "Kernels of attention in image and audio towers: torch's (sdpa), which are ascend_attn on NPUs.",
+            "Kernels of attention in image and audio towers: sdpa of torch, or ascend_attn on NPUs.",
             later=("fa3", "fa4", "triton_attn", "aiter_attn"),
-            missing="it is the device's own: FlashAttention of torch on CUDA, npu_fusion_attention on NPUs",
+            missing="it is the device's own: that of torch on CPU and CUDA, npu_fusion_attention on NPUs",
         ),
     ] = "auto"
     nsa_prefill_backend: A[
@@ -202,7 +202,7 @@ def sampling_backend(device: DeviceFacts) -> Derived:
 
 def mm_attention_backend(device: DeviceFacts) -> Derived:
     """The device's attention in towers of images and sounds."""
-    return Derived(device.tower_attention, f"it is the attention of torch on {device.name}")
+    return Derived(device.tower_attention, f"{device.name} has one")
 
 
 def fp8_gemm_backend(device: DeviceFacts) -> Derived:

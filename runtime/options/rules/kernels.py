@@ -117,9 +117,9 @@ def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) 
     return None
 
 
-def towers_have_torchs_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Towers of images and sounds have the attention of torch, whatever its name on the device."""
-    if (backend := plan.kernels.mm_attention_backend) in ("sdpa", device.tower_attention):
+def towers_have_the_devices_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Towers of images and sounds have one attention on each device."""
+    if (backend := plan.kernels.mm_attention_backend) == device.tower_attention:
         return None
     return (
         f"--mm-attention-backend {backend} is not possible on {device.name}, whose towers have "
@@ -219,7 +219,7 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     quantizing_is_known,
     pages_fit_the_kernels,
     kernels_are_the_devices,
-    towers_have_torchs_attention,
+    towers_have_the_devices_attention,
     kernels_suit_the_model,
     attention_scores_are_supported,
     latents_have_attention,
