@@ -176,7 +176,7 @@ async def test_tokens_are_right_whatever_came_in_time(
 
 async def test_what_cannot_work_is_refused_at_the_start(checkpoint: Checkpoint, tmp_path: Path) -> None:
     given = options(tmp_path, checkpoint("llama"))
-    with pytest.raises(OptionsError, match="choose one of .*dynamic"):
+    with pytest.raises(OptionsError, match="hicache_storage_backend tape is not possible"):
         runtime.Engine(**given | {"hicache_storage_backend": "tape"})
     with pytest.raises(OptionsError, match="--enable-hierarchical-cache"):
         runtime.Engine(**given | {"enable_hierarchical_cache": False})
