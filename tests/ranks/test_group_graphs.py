@@ -70,7 +70,9 @@ def test_tokens_are_those_of_one_rank(tmp_path: Path) -> None:
     finally:
         for rank in ranks:
             rank.kill()
-            rank.communicate()
+            rank.wait()
+            assert rank.stdout is not None
+            rank.stdout.close()
     for folder, case, *found in zip(folders, CASES, *answers, strict=True):
         for own, expected in zip(found, alone(folder), strict=True):
             for tokens, truth in zip(own["tokens"], expected, strict=True):
