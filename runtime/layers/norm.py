@@ -50,6 +50,13 @@ class RMSNorm(Layer):
             return normed + self.shift, total
         return self.fused.add_rms_norm(x, residual, self.weight.tensor, self.eps, self.feeds())
 
+    def add_wide(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """(norm of x + residual, the same as float32 where one launch gives both, x + residual)."""
+        if self.shift is not None:
+            normed, total = self.add(x, residual)
+            return normed, None, total
+        return self.fused.add_rms_norm_wide(x, residual, self.weight.tensor, self.eps)
+
 
 # first projections of attention and of feed-forwards
 FIRST = ("qkv_proj", "qkv_a_proj", "gate_up_proj")
@@ -65,13 +72,6 @@ def feed(norm: "Norm", layer: Layer) -> None:
 
 def _nothing() -> None:
     """What a norm feeds that is not known."""
-
-    def add_wide(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """(norm of x + residual, the same as float32 where one launch gives both, x + residual)."""
-        if self.shift is not None:
-            normed, total = self.add(x, residual)
-            return normed, None, total
-        return self.fused.add_rms_norm_wide(x, residual, self.weight.tensor, self.eps)
 
 
 class UnitOffsetRMSNorm(RMSNorm):

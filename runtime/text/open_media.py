@@ -89,9 +89,8 @@ def open_processor(
             return TileImageProcessor(encoder, tiles, (marks[0], marks[1]), places, encode)
         case PixtralEncoder():
             texts = read_marks(folder)
-            break_id, end_id = (
-                marker_id(vocabulary, text) for text in (texts.image_break_token, texts.image_end_token)
-            )
+            names = texts.image_break_token, texts.image_end_token
+            break_id, end_id = (marker_id(vocabulary, text) for text in names)
             return RowImageProcessor(encoder, read_row_images(folder, encoder), break_id, end_id)
         case OmniEncoder(vision=vision):
             images = read_patch_images(folder, vision, of_images)

@@ -25,8 +25,8 @@ def groups_have_what_they_can(options: Values) -> str | None:
         if options[name] not in (off, "auto", None, -1):
             return f"--enable-dp-attention does not go with {flag(name)}: {reason}; leave one out"
     if options["pipeline_parallel_size"] not in (1, "auto", None):
-        for name, off in NOT_IN_PIPELINES:
-            if options[name] not in (off, None):
+        for name, value in NOT_IN_PIPELINES:
+            if options[name] not in (value, None):
                 return (
                     f"--enable-dp-attention with --pipeline-parallel-size does not go with {flag(name)}: "
                     "pages of groups have been moved within one stage only; leave one out"
