@@ -29,6 +29,7 @@ from runtime.models.config.media_config import sees_whole_images
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import decoder_family
 from runtime.models.config.wrappers import TEXT_NAMES
+from runtime.models.deepstack import deepstack_features
 from runtime.models.fused_tensors import Fused, equal_parts
 from runtime.models.self_attention import SelfAttention, reduction_of
 from runtime.models.vision.open_encoder import MediaEncoder, open_encoder
@@ -192,19 +193,6 @@ class LlamaDecoderLayer(Layer):
         return self.sequence_parallel.all_gather(x, len(batch.positions))
 
 
-def deepstack_features(model: "Llama", batch: ForwardBatch) -> list[Tensor]:
-    """What is added to hidden states behind each of the first layers, [T, hidden] or this rank's shard of it:
-    what encoded rows have beyond their embeddings (DeepStack; Meng et al., 2024), else zeros."""
-    if batch.embeds is None or not model.stage.is_first:
-        return []
-    places, rows = batch.embeds
-    found = []
-    for part in rows.to(model.dtype).split(model.hidden_size, dim=1)[1:]:
-        x = part.new_zeros(len(batch.token_ids), model.hidden_size).index_copy(0, places, part)
-        found.append(x if model.sequence_parallel is None else model.sequence_parallel.shard(x))
-    return found
-
-
 class Llama(Layer):
     """A decoder. See GenerativeModel; with a pooling task it has no language model head."""
 
@@ -318,7 +306,9 @@ class Llama(Layer):
         x = self.inputs(batch)
         residual = torch.zeros_like(x)
         before: dict[int, Tensor] = {}
-        deepstack = deepstack_features(self, batch)
+        deepstack = []
+        if self.stage.is_first:
+            deepstack = deepstack_features(batch, self.hidden_size, self.dtype, self.sequence_parallel)
         for index, (layer, kind) in enumerate(zip(self.layers, self.rotary_of_layer, strict=True)):
             if index in self.aux_layers:
                 before[index] = self._of_all_tokens(x + residual, batch)

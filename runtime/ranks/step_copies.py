@@ -37,8 +37,9 @@ def written_pages(plan: StepPlan, page_size: int) -> np.ndarray:
 
 
 def end_copies(copies: PageCopier | None, plan: StepPlan, transfers: Transfers, device: Device) -> None:
-    """Saves pages that the step has computed, and orders all of its copies before its result, which is fetched
-    next and speaks for all ranks: they meet where pages were saved last. Called behind the rest of the step."""
+    """Saves pages that the step has computed, and orders all of its copies before its result, which is
+    fetched next and speaks for all ranks: they meet where pages were saved last. Called behind the rest of
+    the step."""
     if copies is None or plan.page_copies is None:
         return
     computed = plan.page_copies.computed_pages

@@ -80,13 +80,8 @@ def open_processor(
         case DualImages():
             return ClipImageProcessor(encoder, read_dual_images(folder, encoder))
         case InternVlEncoder():
-            marks = [
-                marker_id(vocabulary, vocabulary.files.special_tokens.get(name, default))
-                for name, default in (("start_image_token", "<img>"), ("end_image_token", "</img>"))
-            ]
-            tiles = read_internvl_tiles(folder, encoder)
-            places = tile_placeholders(encoder, vocabulary)
-            return TileImageProcessor(encoder, tiles, (marks[0], marks[1]), places, encode)
+            places, marks = tile_placeholders(encoder, vocabulary), tile_marks(vocabulary)
+            return TileImageProcessor(encoder, read_internvl_tiles(folder, encoder), marks, places, encode)
         case PixtralEncoder():
             texts = read_marks(folder)
             names = texts.image_break_token, texts.image_end_token
@@ -127,6 +122,13 @@ def open_transcription(folder: Path, processor: MediaProcessor | None) -> Transc
         suppressed=tuple([id for id in generation.suppress_tokens or () if id >= 0]),
         has_languages=generation.is_multilingual,
     )
+
+
+def tile_marks(vocabulary: Vocabulary) -> tuple[int, int]:
+    """The tokens before and behind the tiles of an image. Raises ModelError."""
+    names = vocabulary.files.special_tokens
+    begin = marker_id(vocabulary, names.get("start_image_token", "<img>"))
+    return begin, marker_id(vocabulary, names.get("end_image_token", "</img>"))
 
 
 def tile_placeholders(encoder: InternVlEncoder, vocabulary: Vocabulary) -> dict[MediaKind, int]:
