@@ -69,7 +69,7 @@ def test_words(words: str, name: str, expected: Any, source: str | None) -> None
         ("--json-model-override-args " + "[" * 9999, "is not possible; expected json"),
         ("--json-model-override-args \udc80", "is not possible; expected json"),
         ("--moe-a2a-backend mori", "--moe-a2a-backend mori is not here yet; choose one of "),
-        ("--enable-p2p-check", "cuda devices"),
+        ("--enable-double-sparsity", "cuda devices"),
         ("--api-key good s3cret=é", "--api-key is empty, or has"),
         ("--admin-api-key=", "--admin-api-key is empty"),
     ],

@@ -121,7 +121,7 @@ def test_each_status_is_kept(row: Row) -> None:
                 or row.name.startswith("null_")
                 or is_later
                 or is_missing
-                or any(words in text for words in ("does nothing without", "requires"))
+                or any(words in text for words in ("does nothing without", "requires", "it goes with"))
             ), text
         return
     means_default = any(

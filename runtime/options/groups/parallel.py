@@ -82,8 +82,8 @@ class Parallel(Group, frozen=True, kw_only=True):
             "auto", "round_robin", "follow_bootstrap_room", "total_requests", "total_tokens", "prefix_aware"
         ],
         option(
-            "How requests are spread over the replicas: in turn, by requests, by tokens, by cached prompts, "
-            "or by the rooms of --disaggregation-mode."
+            "How requests are spread over replicas: in turn, by requests, by tokens, by cached prompts, "
+            "or by their rooms."
         ),
     ] = "auto"
     prefill_round_robin_balance: A[
