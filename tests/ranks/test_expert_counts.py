@@ -71,8 +71,8 @@ def test_counts_are_those_of_the_routers(
     chosen: list[list[int]] = []  # of each call, a layer of a step
     forward = Router.forward
 
-    def watched(router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
-        ids, weights = forward(router, x)
+    def watched(router: Router, x: Tensor, wide: Tensor | None) -> tuple[Tensor, Tensor]:
+        ids, weights = forward(router, x, wide)
         chosen.append(ids.flatten().tolist())
         return ids, weights
 
