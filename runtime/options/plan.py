@@ -183,10 +183,12 @@ class Plan(Struct, frozen=True, kw_only=True):
         )
 
     def _symmetric_memory(self) -> SymmetricMemory:
-        """What was asked for must work, and what was derived may."""
+        """What was asked for must work, and what was derived may, unless NCCL's was asked for."""
         if not self.parallel.enable_torch_symm_mem:
             return "off"
-        return "try" if self.why["enable_torch_symm_mem"].source == "derived" else "on"
+        if self.why["enable_torch_symm_mem"].source != "derived":
+            return "on"
+        return "off" if self.parallel.enable_symm_mem else "try"
 
     def _npu_options(self) -> AscendOptions:
         return AscendOptions(

@@ -175,7 +175,7 @@ class Parallel(Group, frozen=True, kw_only=True):
         option(
             "Reduce in the switch with NVLink SHARP (NCCL_NVLS_ENABLE=1 for the ranks).",
             devices=("cuda",),
-            note="NCCL decides by itself without it; not tried",
+            note="its buffers are memory of each card beside the pages; not tried",
         ),
     ] = False
     enable_symm_mem: A[

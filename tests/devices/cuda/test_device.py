@@ -50,4 +50,4 @@ def test_options_of_several_gpus_reach_their_ranks() -> None:
     plan = plan_for(from_values({"device": "cuda", "tensor_parallel_size": 2, **dict.fromkeys(flags, True)}))
     assert plan.rank_environment == {"NCCL_NVLS_ENABLE": "1"}
     assert plan.device_options["checks_peers"] and plan.device_options["nccl_window"]
-    assert not plan.device_options["symm_mem"]
+    assert plan.device_options["symm_mem"] == "off"
