@@ -97,13 +97,14 @@ def test_prepare_heads(bench: Bench, has_norm: bool) -> None:
 
 
 def test_norms_for_routers(bench: Bench) -> None:
-    """The sum's norm, and the same numbers in float32."""
+    """The sum's norm, and the same numbers in float32 where one launch gives both."""
     x, residual, weight = bench.randn(3, 64), bench.randn(3, 64), bench.randn(64)
     expected, total = bench.ops.add_rms_norm(x, residual.clone(), weight, 1e-5)
     found = fused(bench.ops).add_rms_norm_wide(x, residual.clone(), weight, 1e-5)
     bench.near(found[0], expected.double())
     bench.near(found[2], total.double())
-    assert found[1].dtype == torch.float32 and torch.equal(found[1], found[0].float())
+    if found[1] is not None:
+        assert found[1].dtype == torch.float32 and torch.equal(found[1], found[0].float())
 
 
 def test_penalise(bench: Bench) -> None:
