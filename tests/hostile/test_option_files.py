@@ -21,9 +21,11 @@ from runtime.models.config.expert_location import read_expert_location
 from runtime.models.config.model_config import read_config
 from runtime.models.draft_heads import read_token_map
 from runtime.nodes.secret import read_secret
-from runtime.options.parse import from_argv
+from runtime.options.parse import from_argv, from_values
 from runtime.options.profile import read_profile
+from runtime.options.resolve import plan_for
 from runtime.options.table import rows
+from runtime.settings import tree_rule
 from runtime.text.builtin_templates import template_sources
 from runtime.text.infill import find_format
 from runtime.transfer.key import read_key
@@ -66,6 +68,10 @@ READERS: dict[str, Callable[[Path], object]] = {
     "--ssl-certfile": lambda file: tls_context(str(file), None, None, None),
     "--ssl-keyfile": lambda file: tls_context(good(file.parent), str(file), None, None),
     "--ssl-ca-certs": lambda file: tls_context(good(file.parent), None, None, str(file)),
+    "--tree-decode-config": lambda file: tree_rule(
+        plan_for(from_values({"model_path": str(POCKET), "tree_decode_config": str(file)})),
+        read_config(POCKET),
+    ),
 }
 
 
