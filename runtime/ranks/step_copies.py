@@ -38,8 +38,8 @@ def written_pages(plan: StepPlan, page_size: int) -> np.ndarray:
 
 def end_copies(copies: PageCopier | None, plan: StepPlan, transfers: Transfers, device: Device) -> None:
     """Saves pages that the step has computed, and orders all of its copies before its result, which is
-    fetched next and speaks for all ranks: they meet where pages were saved last. Called behind the rest of
-    the step."""
+    fetched next and speaks for all ranks of the attention group: they meet where pages were saved last.
+    Called behind the rest of the step."""
     if copies is None or plan.page_copies is None:
         return
     computed = plan.page_copies.computed_pages
@@ -49,5 +49,5 @@ def end_copies(copies: PageCopier | None, plan: StepPlan, transfers: Transfers, 
     behind = copies.finish(is_alone=is_alone)
     if behind is not None:
         transfers.follow(behind)
-    if len(computed) and device.collectives.size > 1:
-        device.collectives.all_reduce(torch.zeros(1, device=device.torch_device))
+    if len(computed) and device.group_ranks.size > 1:
+        device.group_ranks.all_reduce(torch.zeros(1, device=device.torch_device))
