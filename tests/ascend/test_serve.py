@@ -229,12 +229,14 @@ def test_ranks_that_do_not_meet_are_reported(tmp_path: Path, monkeypatch: pytest
     import torch_npu
 
     from runtime.devices.ascend import collectives
+    from runtime.devices.rendezvous import Rendezvous
 
     assert torch_npu
 
     def alone(*_: Any, **__: Any) -> None:
         raise torch.distributed.DistStoreError("Timed out waiting for 1 of 2\nand more")
 
+    monkeypatch.setattr(Rendezvous, "meet", lambda _: None)
     monkeypatch.setattr(collectives.dist, "init_process_group", alone)
     with pytest.raises(
         StartError, match=r"HCCL does not link rank 0 .*\(Timed out waiting for 1 of 2\).*HCCL_SOCKET_IFNAME"

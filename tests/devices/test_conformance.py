@@ -84,8 +84,9 @@ def test_store_kv(bench: Bench) -> None:
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_prepare_heads(bench: Bench, has_norm: bool) -> None:
     """As its parts, of which each is tested here."""
-    ops, qkv, weight = bench.ops, bench.randn(3, 7 * 8), bench.randn(5, 8)
-    norm = (weight, 1e-3) if has_norm else None
+    ops, qkv = bench.ops, bench.randn(3, 7 * 8)
+    weight = bench.randn(2, 8).repeat_interleave(torch.tensor([3, 2], device=bench.torch_device), 0)
+    norm = (weight, 1e-3) if has_norm else None  # the same for all queries, and for all keys
     angles, at = bench.randn(3, 4).float().cpu(), torch.tensor([7, 219, 0], device=bench.torch_device)
     tables = ops.rotary_tables(angles.cos().to(bench.torch_device), angles.sin().to(bench.torch_device))
     caches = [bench.randn(256, 2, 8) for _ in range(2)]
