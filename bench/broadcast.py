@@ -9,29 +9,14 @@ import argparse
 import time
 from statistics import median
 
-import numpy as np
-
+from bench.nodes import ROWS, plan_of
 from bench.record import record
 from runtime.messages.codec import Wire
 from runtime.messages.ranks import ToRank
-from runtime.messages.steps import StepPlan
 from runtime.ranks import ring
 
-ROWS, STEPS = 64, 1000  # of each round
+STEPS = 1000  # of each round
 READERS = (1, 2, 4, 8)
-
-
-def plan_of(step: int) -> StepPlan:
-    """A decode of ROWS sequences."""
-    ones = np.ones(ROWS, np.int32)
-    return StepPlan(
-        step=step,
-        num_decodes=ROWS,
-        slots=np.arange(ROWS, dtype=np.int32),
-        counts=ones,
-        samples=ones.astype(np.uint8),
-        token_ids=np.zeros(0, np.int32),
-    )
 
 
 class Measured:

@@ -54,13 +54,13 @@ T = TypeVar("T")
 
 
 def schedulers(replicas: Sequence["Replica"]) -> list[Scheduler]:
-    """Those that are open, of some replicas."""
+    """The schedulers of those replicas whose ranks are ready."""
     return [one.scheduler for one in replicas if one.scheduler is not None]
 
 
 def of_group(plan: Plan, index: int, each: Sequence[T]) -> list[T]:
-    """Of what each rank of a replica has, in their order or nothing, that of the ranks of its attention
-    group, of each stage."""
+    """Selects from `each`, which has one entry for every rank of a replica in their order or none at all, the
+    entries of the ranks of attention group `index` in all stages."""
     layout = plan.parallel.attention_layout
     if layout.num_groups == 1:
         return list(each)
@@ -69,7 +69,7 @@ def of_group(plan: Plan, index: int, each: Sequence[T]) -> list[T]:
 
 
 def descriptors(plan: Plan, index: int, setup: StartRank) -> tuple[list[int], list[int]]:
-    """Those of the host memory of an attention group's ranks, of pages and of states."""
+    """The file descriptors of the host memory of an attention group's ranks: of pages, and of states."""
     return of_group(plan, index, setup.host_fds), of_group(plan, index, setup.state_fds)
 
 

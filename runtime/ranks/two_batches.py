@@ -74,8 +74,8 @@ def cut_rows(rows: AttentionRows, first: int) -> tuple[AttentionRows, AttentionR
 
 
 def num_whole_rows(rows: AttentionRows, num_whole: int, first: int) -> tuple[int, int]:
-    """Of the first `num_whole` rows of a step, how many are in each part as `cut_rows` makes them. A row that
-    both have counts in both."""
+    """How many of the first `num_whole` rows of a step lie in each of the two parts into which `cut_rows`
+    cuts it behind `first` tokens. A row that lies in both counts in both."""
     ends = rows.counts.cumsum()
     last = int(np.searchsorted(ends, first))
     begin = last + (int(ends[last]) == first)  # the first row of the second part

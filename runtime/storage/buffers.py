@@ -45,7 +45,7 @@ class ThreadBuffers:
         self._made: list[RecordBuffer] = []  # they outlive their threads, as libraries know them
 
     def own(self) -> RecordBuffer:
-        """That of this thread. Raises what `register` raises."""
+        """The buffer of the thread that calls. Raises what `register` raises."""
         buffer: RecordBuffer | None = getattr(self._own, "buffer", None)
         if buffer is None:
             buffer = RecordBuffer(self._size)

@@ -10,7 +10,6 @@ NIXL, as its Python API describes (`nixl_agent`: register_memory, initialize_xfe
 import importlib.util
 import secrets
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -21,10 +20,10 @@ from runtime.errors import StartError
 from runtime.storage.backend import BackendConfig
 from runtime.storage.buffers import PACKAGES, RecordBuffer, ThreadBuffers, import_store
 from runtime.storage.files import FileBackend
+from runtime.storage.nixl_transfer import finish_transfer
 from runtime.storage.settings import NIXL_PLUGINS, NixlSettings
 
 FLAG = "--hicache-storage-backend nixl"
-POLL_S = 0.0001
 WAIT_S = 60.0  # for one record
 
 
@@ -113,16 +112,7 @@ class NixlFiles:
             there = agent.get_xfer_descs([(0, size, file)], "FILE")
             handle = agent.initialize_xfer(operation, memory, there, agent.name)
             state = agent.transfer(handle)
-        try:
-            deadline = time.monotonic() + WAIT_S
-            while state == "PROC" and time.monotonic() < deadline:
-                time.sleep(POLL_S)
-                with self._lock:
-                    state = agent.check_xfer_state(handle)
-        finally:
-            with self._lock:
-                agent.release_xfer_handle(handle)
-        return state
+        return finish_transfer(agent, self._lock, handle, state, WAIT_S)
 
     def _register(self, address: int, size: int) -> None:
         with self._lock:

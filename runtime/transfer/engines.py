@@ -14,7 +14,6 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,13 +21,13 @@ from types import ModuleType
 from typing import NamedTuple, Protocol
 
 from runtime.errors import LinkError, StartError
+from runtime.storage.nixl_transfer import finish_transfer
 from runtime.transfer.transports import Engine, Span
 
 OPTION = "--disaggregation-transfer-backend"
 INFINIBAND = Path("/sys/class/infiniband")  # network devices with RDMA
 STORE = "ASCEND_MF_STORE_URL"  # address of MemFabric's store, as its documentation names it
 READ_S = 60.0  # for one read of nixl
-POLL_S = 0.0002
 NIXL_BUILDS = ("nixl_cu13", "nixl_cu12", "nixl_rocm")  # modules of the package, by the accelerator's library
 MAX_SERVERS = 256  # that a nixl agent remembers
 
@@ -214,16 +213,7 @@ class NixlEngine:
             remote = agent.get_xfer_descs([(span.remote, span.size, 0) for span in spans], "DRAM")
             handle = agent.initialize_xfer("READ", local, remote, self._server(server))
             state = agent.transfer(handle)
-        try:
-            deadline = time.monotonic() + READ_S
-            while state == "PROC" and time.monotonic() < deadline:
-                time.sleep(POLL_S)
-                with self._lock:
-                    state = agent.check_xfer_state(handle)
-        finally:
-            with self._lock:
-                agent.release_xfer_handle(handle)
-        return state
+        return finish_transfer(agent, self._lock, handle, state, READ_S)
 
     def _server(self, metadata: bytes) -> str | bytes:
         if metadata not in self._servers:

@@ -134,7 +134,7 @@ async def test_a_server_that_dies_behind_it(
 async def test_a_second_question_gets_it_as_well(
     checkpoint: Checkpoint, reference: Generate, options: dict[str, Any]
 ) -> None:
-    """Of another decode server, after the first one has died."""
+    """Another decode server asks for the token after the first one has died."""
     expected = reference("llama", PROMPT, COUNT)
     async with server("prefill", checkpoint("llama"), **options) as prefill:
         for _ in range(2):

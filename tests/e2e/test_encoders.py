@@ -112,7 +112,7 @@ async def test_families(family: str, options: dict[str, Any], tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", ["sounds", "videos"])
 async def test_sounds_and_videos(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """Of models that take these: as many rows as they last, and positions of time."""
+    """Encodings whose number of rows depends on how long a file lasts, and positions that count its time."""
     folder = tmp_path / kind
     if kind == "sounds":
         prompt, files = PROMPT, [sound(1, 7777), sound(2, 500)]

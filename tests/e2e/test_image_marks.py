@@ -13,19 +13,11 @@ from tokenizers import Tokenizer
 import runtime
 from runtime.errors import InvalidRequest, ModelError
 from tests.e2e.image_engine import COUNT, OPTIONS, Images
+from tests.e2e.image_prompts import MORE, PROMPTS, TEXT, A, Expected, check_answers, make_with_answers
 from tests.models.make_images import Family, Rows, Tiles, greedy_images, write_internvl_chat
 from tests.models.make_media import PLACEHOLDER, VIDEO_PLACEHOLDER, name_placeholder, picture
 from tests.models.write_mistral import write_mistral
 
-TEXT, MORE = list(b"what is"), list(b" and this? ")
-A, B, SMALL = picture(1, 30, 60), picture(2, 90, 30), picture(3, 7, 9)
-# prompts with one placeholder an image, and their images
-PROMPTS: dict[str, tuple[list[int], list[np.ndarray]]] = {
-    "one image": ([*TEXT, PLACEHOLDER, *MORE], [A]),
-    "three images": ([PLACEHOLDER, *TEXT, PLACEHOLDER, *MORE, PLACEHOLDER, *TEXT], [A, B, SMALL]),
-    "the last token": ([*MORE, PLACEHOLDER], [B]),
-    "text alone": ([*TEXT, *MORE], []),
-}
 FAMILIES: dict[str, Family] = {
     "pixtral": Rows(1),
     "mistral small 3.1": Rows(2),
@@ -37,17 +29,12 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 TOWERS = [family for family in FAMILIES if family not in ("ministral 3", "mistral small 4")]
-Expected = dict[str, tuple[list[int], int]]  # of each prompt its answer, and how many tokens it has
 
 
 @pytest.fixture(scope="module")
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Expected]:
-    folder, family = tmp_path_factory.mktemp("images"), FAMILIES[request.param]
-    model = family.make(folder)
-    found = {name: greedy_images(family, model, *prompt, COUNT) for name, prompt in PROMPTS.items()}
-    other = greedy_images(family, model, PROMPTS["one image"][0], [B], COUNT)
-    assert other[0] != found["one image"][0], "images matter"
-    return folder, found
+    folder = tmp_path_factory.mktemp("images")
+    return folder, make_with_answers(FAMILIES[request.param], folder)
 
 
 @pytest.mark.anyio
@@ -63,15 +50,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 )
 async def test_tokens_equal_transformers(options: dict[str, Any], made: tuple[Path, Expected]) -> None:
     folder, expected = made
-    async with runtime.Engine(model_path=str(folder), **OPTIONS | options) as engine:
-        images = Images(engine)
-        for name, prompt in PROMPTS.items():
-            answer = await images.ask(*prompt)
-            assert answer.token_ids == expected[name][0], name
-            assert answer.finish is not None
-            assert answer.finish.prompt_tokens == expected[name][1]
-        assert await images.ask_all(PROMPTS) == {name: tokens for name, (tokens, _) in expected.items()}
-        assert images.encodings.num_encoded == 3, "each image is encoded once"
+    assert await check_answers(folder, options, expected) == 3, "each image is encoded once"
 
 
 @pytest.mark.anyio

@@ -5,26 +5,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import runtime
 from runtime.errors import ModelError
-from tests.e2e.image_engine import COUNT, OPTIONS, Images
+from tests.e2e.image_engine import OPTIONS
+from tests.e2e.image_prompts import Expected, check_answers, make_with_answers
 from tests.models import make_tiles
-from tests.models.make_images import greedy_images
-from tests.models.make_media import PLACEHOLDER, picture
 from tests.models.make_tiles import TileModel
 
-TEXT, MORE = list(b"what is"), list(b" and this? ")
-A, B, SMALL = picture(1, 30, 60), picture(2, 90, 30), picture(3, 7, 9)
-# prompts with one placeholder an image, and their images
-PROMPTS: dict[str, tuple[list[int], list[np.ndarray]]] = {
-    "one image": ([*TEXT, PLACEHOLDER, *MORE], [A]),
-    "three images": ([PLACEHOLDER, *TEXT, PLACEHOLDER, *MORE, PLACEHOLDER, *TEXT], [A, B, SMALL]),
-    "the last token": ([*MORE, PLACEHOLDER], [B]),
-    "text alone": ([*TEXT, *MORE], []),
-}
 FAMILIES: dict[str, TileModel] = {
     "llama 4": make_tiles.Llama4(),
     "llama 4, largest canvas": make_tiles.LargestCanvas(),
@@ -49,31 +38,19 @@ CASES = [
     ("idefics 3", {"pipeline_parallel_size": 2}),
     ("smolvlm", {}),
 ]
-Expected = dict[str, tuple[list[int], int]]  # of each prompt its answer, and how many tokens it has
 
 
 @pytest.fixture(scope="module")
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Expected]:
-    folder, family = tmp_path_factory.mktemp("tiles"), FAMILIES[request.param]
-    model = family.make(folder)
-    found = {name: greedy_images(family, model, *prompt, COUNT) for name, prompt in PROMPTS.items()}
-    other = greedy_images(family, model, PROMPTS["one image"][0], [B], COUNT)
-    assert other[0] != found["one image"][0], "images matter"
-    return folder, found
+    folder = tmp_path_factory.mktemp("tiles")
+    return folder, make_with_answers(FAMILIES[request.param], folder)
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("made", "options"), CASES, indirect=["made"], ids=str)
 async def test_tokens_equal_transformers(options: dict[str, Any], made: tuple[Path, Expected]) -> None:
     folder, expected = made
-    async with runtime.Engine(model_path=str(folder), **OPTIONS | options) as engine:
-        images = Images(engine)
-        for name, prompt in PROMPTS.items():
-            answer = await images.ask(*prompt)
-            assert answer.finish is not None
-            assert (answer.token_ids, answer.finish.prompt_tokens) == expected[name], name
-        assert await images.ask_all(PROMPTS) == {name: tokens for name, (tokens, _) in expected.items()}
-        assert images.encodings.num_encoded == 3, "each image is encoded once"
+    assert await check_answers(folder, options, expected) == 3, "each image is encoded once"
 
 
 @pytest.mark.anyio

@@ -167,7 +167,9 @@ def test_streams_of_a_killed_node_go_on_with_the_replica_of_another(
         first, second = servers.start(0), servers.start(1)
         servers.until("ready")
         requests = Requests(servers.port)
+        deadline = time.monotonic() + PATIENCE_S
         while requests.num_events < 40:
+            assert time.monotonic() < deadline, servers.log(0)
             time.sleep(0.01)
         second.send_signal(signal.SIGKILL)
         servers.until("ready", "1 of 2 replicas are recovering")

@@ -51,7 +51,7 @@ def path(tree: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def expected(tree: dict[str, list[int]]) -> list[list[int]]:
-    """Of each prompt the likeliest allowed token, one after the other, without the one that ends."""
+    """The answer to each prompt: always the likeliest of the tokens that the tree allows, up to END."""
     model = AutoModelForCausalLM.from_pretrained(POCKET, dtype=torch.float32).eval()
     answers = []
     for prompt in PROMPTS:

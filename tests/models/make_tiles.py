@@ -2,6 +2,7 @@
 transformers' processors make of images: Llama 4, DeepSeek-VL, Aya Vision, Command A Vision, Idefics 3."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ COHERE = SIZES | FAMILIES["cohere2"][1] | {"model_type": "cohere2"}
 Prepared = tuple[dict[str, Any], list[list[int]]]  # arguments of the model, and the tokens of each image
 
 
-class TileModel:
+class TileModel(ABC):
     """One of these models. `own`: further fields of config.json."""
 
     architecture: str
@@ -69,9 +70,9 @@ class TileModel:
         given, texts = self.processed(images)
         return given, [self.tokenizer.encode(text).ids for text in texts]
 
+    @abstractmethod
     def processed(self, images: Sequence[np.ndarray]) -> tuple[dict[str, Any], list[str]]:
         """The model's arguments for images, and the text of each."""
-        raise NotImplementedError
 
 
 class Llama4(TileModel):

@@ -42,7 +42,7 @@ def chat_prompt(body: ChatBody, media: MediaParts) -> Chat:
 
 
 def with_video_sounds(body: ChatBody) -> bool:
-    """Whether the model is to hear the sounds of videos."""
+    """Whether the model is given the sounds of videos, too."""
     args = body.mm_processor_kwargs
     return bool(body.use_audio_in_video or (args is not None and args.use_audio_in_video))
 

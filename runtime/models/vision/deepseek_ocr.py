@@ -16,7 +16,6 @@ from runtime.devices.base import Device
 from runtime.layers.norm import RMSNorm
 from runtime.layers.parallel.replicated import (
     ReplicatedEmbedding,
-    ReplicatedGateUp,
     ReplicatedLinear,
     ReplicatedQkv,
     replicated_weight,
@@ -26,7 +25,7 @@ from runtime.layers.weight import Layer
 from runtime.messages.media import MediaValues
 from runtime.models.config.deepseek_ocr_config import QUERIES, DeepSeekOcrEncoder
 from runtime.models.config.renames import Renames
-from runtime.models.vision.activations import activate
+from runtime.models.vision.mlp import GatedMlp
 from runtime.models.vision.qwen_vl import rotated
 from runtime.models.vision.rotary import axis_angles
 from runtime.models.vision.sam import Sam, SamDown, channels_first
@@ -54,21 +53,6 @@ class QueryAttention(Layer):
         return self.o_proj.forward(found.transpose(1, 2).flatten(2))
 
 
-class QueryFeedForward(Layer):
-    """A gated feed-forward."""
-
-    def __init__(self, device: Device, dtype: torch.dtype, config: DeepSeekOcrEncoder) -> None:
-        self.activation = config.activation
-        sizes = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = ReplicatedGateUp(device, dtype, *sizes, bias=False)
-        self.down_proj = ReplicatedLinear(device, dtype, *reversed(sizes), bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, L, size] -> [B, L, size]."""
-        gate, up = self.gate_up_proj.forward(x).chunk(2, dim=-1)
-        return self.down_proj.forward(activate(self.activation, gate) * up)
-
-
 class QueryLayer(Layer):
     """One block of the layers behind SAM's."""
 
@@ -77,7 +61,7 @@ class QueryLayer(Layer):
         self.input_layernorm = RMSNorm(device, dtype, size, config.eps, may_have_bias=False)
         self.self_attn = QueryAttention(device, dtype, config)
         self.post_attention_layernorm = RMSNorm(device, dtype, size, config.eps, may_have_bias=False)
-        self.mlp = QueryFeedForward(device, dtype, config)
+        self.mlp = GatedMlp(device, dtype, size, config.intermediate_size, config.activation)
 
     def forward(self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """As QueryAttention.forward."""

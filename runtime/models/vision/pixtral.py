@@ -14,13 +14,14 @@ from torch import Tensor
 from runtime.devices.base import Device
 from runtime.layers.attention.towers import tower_attention
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parallel.replicated import ReplicatedGateUp, ReplicatedLinear, ReplicatedQkv
+from runtime.layers.parallel.replicated import ReplicatedLinear, ReplicatedQkv
 from runtime.layers.upload import upload
 from runtime.layers.weight import Layer
 from runtime.messages.media import MediaValues
 from runtime.models.config.pixtral_config import PixtralEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.activations import activate
+from runtime.models.vision.mlp import GatedMlp
 from runtime.models.vision.patches import PatchProjection
 from runtime.models.vision.qwen_vl import rotated
 
@@ -44,21 +45,6 @@ class PixtralAttention(Layer):
         return self.o_proj.forward(self.attend(*parts).transpose(1, 2).flatten(2))
 
 
-class PixtralFeedForward(Layer):
-    """A gated feed-forward."""
-
-    def __init__(self, device: Device, dtype: torch.dtype, config: PixtralEncoder) -> None:
-        self.activation = config.activation
-        sizes = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = ReplicatedGateUp(device, dtype, *sizes, bias=False)
-        self.down_proj = ReplicatedLinear(device, dtype, *reversed(sizes), bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, L, size] -> [B, L, size]."""
-        gate, up = self.gate_up_proj.forward(x).chunk(2, dim=-1)
-        return self.down_proj.forward(activate(self.activation, gate) * up)
-
-
 class PixtralLayer(Layer):
     """One block."""
 
@@ -66,7 +52,9 @@ class PixtralLayer(Layer):
         self.attention_norm = RMSNorm(device, dtype, config.hidden_size, EPS, may_have_bias=False)
         self.attention = PixtralAttention(device, dtype, config)
         self.ffn_norm = RMSNorm(device, dtype, config.hidden_size, EPS, may_have_bias=False)
-        self.feed_forward = PixtralFeedForward(device, dtype, config)
+        self.feed_forward = GatedMlp(
+            device, dtype, config.hidden_size, config.intermediate_size, config.activation
+        )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """As PixtralAttention.forward."""

@@ -70,7 +70,7 @@ class RecordConnector:
         self._shape = shape
 
     def get_shape(self, num_tokens: int) -> torch.Size:
-        """Of the memory of a chunk."""
+        """The shape of LMCache's memory for a chunk of `num_tokens` tokens."""
         assert num_tokens == CHUNK, num_tokens
         return self._shape
 

@@ -83,7 +83,7 @@ def llama(gpu: Gpu) -> None:
 
 
 def narrow(gpu: Gpu) -> None:
-    """The same over pages of 8 bits: decodes alone."""
+    """Attention of Llama-3.1-8B over pages of 8 bits: decodes alone."""
     heads(32, 8, 128, torch.bfloat16, 64, 1, torch.float8_e4m3fn, gpu=gpu)
 
 

@@ -30,7 +30,7 @@ def test_each_part_is_where_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpus_without_access_to_each_other_are_refused_where_that_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a replica on GPUs 2, 4, 6 and 8, as GPU 4 sees it."""
+    """GPU 4 of a replica on GPUs 2, 4, 6 and 8 asks for access to the other three."""
     asked: list[int] = []
 
     def can_access(own: int, other: int) -> bool:

@@ -68,7 +68,7 @@ def test_sums(shape: tuple[int, ...], dtype: torch.dtype, way: str | None) -> No
 
 
 class Right(Ops):
-    """Of a group of three, whose others have what `check` gives them."""
+    """Operators of one rank of three: the other two bring what SymmetricSums.check has them bring."""
 
     error = 0
 
