@@ -83,10 +83,7 @@ def start_rank(
         device_options=plan.device_options,
         environment=node_environment(plan.parallel) | plan.rank_environment,
         window_ratio=plan.memory.window_ratio,
-        state_ratio=plan.states.mamba_full_memory_ratio,
-        num_states=plan.states.max_mamba_cache_size,
-        state_dtype=plan.states.state_dtype,
-        recurrent_backend=plan.states.mamba_backend,
+        **plan.states.of_ranks,
         host_bytes=plan.tiers.hicache_size * 10**9 if plan.tiers.enable_hierarchical_cache else 0,
         host_ratio=plan.tiers.hicache_ratio if plan.tiers.enable_hierarchical_cache else 0.0,
         host_layout=plan.tiers.hicache_mem_layout,
@@ -116,6 +113,7 @@ def start_rank(
         log_level=log.level(),
         log_format=plan.logs.log_format,
         speculation=plan.speculation.in_force,
+        diagnosis=plan.debug.in_force,
     )
 
 

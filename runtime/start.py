@@ -30,7 +30,7 @@ from runtime.nodes.addresses import parse_address
 from runtime.nodes.secret import read_secret
 from runtime.options.facts import GRAMMAR_PACKAGES
 from runtime.options.plan import Plan
-from runtime.regular_file import check_writable
+from runtime.regular_file import check_regular, check_writable
 from runtime.scheduling.expert_location import places_at_start
 from runtime.service import ModelCard
 from runtime.settings import TextSetup, model_card, model_config, open_text
@@ -219,6 +219,19 @@ def check_classes(plan: Plan) -> None:
             raise StartError(
                 f"--custom-weight-loader {path} can't be loaded ({problem}); give package.module:function of "
                 "a module that Python finds"
+            )
+    if (recorded := plan.debug.debug_tensor_dump_input_file) is not None:
+        try:
+            check_regular(recorded)
+        except OSError as error:
+            raise StartError(f"--debug-tensor-dump-input-file {recorded} can't be read ({error})") from None
+    for hook in plan.debug.forward_hooks or ():
+        module, _, name = hook.hook_factory.partition(":")
+        if problem := class_problem(module, name or " "):
+            raise StartError(
+                f"--forward-hooks: {hook.hook_factory} can't be loaded ({problem}); give "
+                "package.module:function of a module that Python finds (for your own file set "
+                "PYTHONPATH=FOLDER)"
             )
     package = PACKAGES.get(plan.tiers.hicache_storage_backend or "")
     if package is not None and all(class_problem(module, "") for module in package.modules):

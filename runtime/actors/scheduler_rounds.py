@@ -32,6 +32,11 @@ AUDIT_EVERY_S = 10.0  # at most, when there is nothing else to do
 FAILINGS = {
     Failing.GRAMMAR: (400, "the constraint could not be followed to its end; simplify it"),
     Failing.PROCESSOR: (500, "the logit processor failed; the server's log has the details under {id}"),
+    Failing.NAN: (
+        500,
+        "the model computed NaN where the next token's logits should be; look at its weights and dtype "
+        "(--debug-tensor-dump-output-folder shows the layer)",
+    ),
 }
 
 

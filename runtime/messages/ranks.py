@@ -8,6 +8,7 @@ from msgspec import Struct
 from runtime.json_value import JsonDict
 from runtime.messages.attention_layout import AttentionLayout
 from runtime.messages.constraint import Grammar, GrammarSetup
+from runtime.messages.diagnosis import NOTHING, Diagnosis
 from runtime.messages.experts import ExpertPlaces, ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, AdapterSetup, LoadAdapter
 from runtime.messages.media import Encode, EncodeRows, RowsEncoded
@@ -156,6 +157,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     log_level: str = "silent"  # the lowest level of log lines that ranks write, as log.level() names it
     log_format: str = "text"  # text or json
     speculation: Speculation | None = None  # None: no drafts but those that grammars force
+    diagnosis: Diagnosis = NOTHING
 
     @property
     def num_ranks(self) -> int:

@@ -196,6 +196,7 @@ class Failing(StrEnum):
 
     GRAMMAR = "grammar"  # the grammar cannot be followed any more
     PROCESSOR = "processor"  # the logit processor raised
+    NAN = "nan"  # its logits have a NaN, and it was asked to look for them
 
 
 class PromptLogprobs(Struct, frozen=True, array_like=True):

@@ -16,10 +16,11 @@ def capture_sizes(plan: Plan, model: ModelConfig) -> dict[CaptureUnit, list[int]
 
 def graph_sizes(plan: Plan, model: ModelConfig) -> list[int]:
     """Batch sizes whose decode steps are captured; none for a model that pools, nor for attention groups in a
-    pipeline."""
+    pipeline, nor where layers are watched."""
     parallel = plan.parallel
     has_group_stages = parallel.attention_groups > 1 and parallel.pipeline_parallel_size > 1
-    if plan.graphs.disable_cuda_graph or model.pooling is not None or has_group_stages:
+    is_watched = plan.debug.in_force.watches_layers
+    if plan.graphs.disable_cuda_graph or model.pooling is not None or has_group_stages or is_watched:
         return []
     return list(plan.graphs.cuda_graph_bs)
 
@@ -27,14 +28,15 @@ def graph_sizes(plan: Plan, model: ModelConfig) -> list[int]:
 def verify_sizes(plan: Plan, model: ModelConfig) -> list[int]:
     """Batch sizes whose steps that verify drafts are captured; none for models with recurrent layers, whose
     states move on outside of graphs."""
-    if plan.speculation.in_force is None or model.num_recurrent_layers:
+    if plan.speculation.in_force is None or model.num_recurrent_layers or plan.debug.enable_nan_detection:
         return []
     return plan.speculation.in_force.captured_sizes(graph_sizes(plan, model))
 
 
 def piecewise_sizes(plan: Plan) -> list[int]:
     """Numbers of tokens for which steps with prompts are captured as piecewise graphs."""
-    return list(plan.graphs.piecewise_cuda_graph_tokens) if plan.graphs.enable_piecewise_cuda_graph else []
+    is_possible = plan.graphs.enable_piecewise_cuda_graph and not plan.debug.in_force.watches_layers
+    return list(plan.graphs.piecewise_cuda_graph_tokens) if is_possible else []
 
 
 def compiled(plan: Plan) -> CompileConfig:

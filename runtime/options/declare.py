@@ -10,6 +10,7 @@ runtime choose" is written `"auto"`; None means "none of it". Each option has on
     partial       it does so in part: choices that are not here yet are refused, its note says what is missing
     superseded    accepted; the runtime says at start what does this job here
     other-device  refused, naming the device that it is for
+    refused       refused, and the note says why it will stay so, or what does this job here
     planned       refused: known, but not here yet
 """
 
@@ -19,7 +20,8 @@ from msgspec import Meta, Struct
 
 from runtime.json_value import JsonDict
 
-Status = Literal["works", "partial", "superseded", "other-device", "planned"]
+Status = Literal["works", "partial", "superseded", "other-device", "refused", "planned"]
+REFUSED: tuple[Status, ...] = ("refused", "planned")  # whatever the device
 Auto = Literal["auto"]
 
 Count = Annotated[int, Meta(ge=1)]
@@ -78,6 +80,11 @@ def option(
 def planned(help: str, *, aliases: tuple[str, ...] = (), note: str = "", secret: bool = False) -> Meta:
     """An option that is known and refused: it comes with a later version."""
     return _meta("planned", help, aliases=aliases, note=note, secret=secret)
+
+
+def refused(help: str, why: str, *, aliases: tuple[str, ...] = ()) -> Meta:
+    """An option that is known and refused for good. `why`: a clause, also of what does this job here."""
+    return _meta("refused", help, aliases=aliases, note=why)
 
 
 def superseded(help: str, by: str, *, aliases: tuple[str, ...] = ()) -> Meta:

@@ -28,6 +28,7 @@ Each option has a status:
   missing.
 - **superseded**: accepted; the runtime says at start what does this job here.
 - **other-device**: refused, naming the device that it belongs to.
+- **refused**: refused; the note says why it stays so, or what does this job here.
 - **planned**: refused; known, but not here yet.
 
 No option is ignored in silence.
@@ -134,7 +135,7 @@ def markdown() -> str:
     )
     return (
         f"{INTRODUCTION}\n{status}\n\n{groups}\n\n## Checks that this design does not need\n\n"
-        "Where an option is still planned, the check is not coming back with it.\n\n"
+        "Where an option is refused or still planned, the check is not coming back with it.\n\n"
         f"{removed}\n\n## Environment\n\n"
         "There is no second system of settings by environment. Each setting of the tuning guide for Ascend "
         "has a counterpart;\n"

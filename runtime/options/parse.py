@@ -9,14 +9,14 @@ Where an option is given several times, flags win over the file of --config, and
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_origin
 
 import msgspec
 from msgspec import Struct
 
 from runtime.errors import OptionsError
 from runtime.options.compat.suggest import unknown
-from runtime.options.declare import Value
+from runtime.options.declare import REFUSED, Value
 from runtime.options.profile import read_profile
 from runtime.options.rules.checks import option_problems
 from runtime.options.table import Row, by_flag, by_name, canonical, rows
@@ -215,8 +215,8 @@ def _expand(setting: Setting, notices: list[str]) -> Setting | None:
 
 
 def _asks_for_default(setting: Setting) -> bool:
-    """Whether the value of an option that is planned asks for nothing of it: `--nnodes 1`."""
-    if setting.row.status != "planned" or setting.row.takes == "switch":
+    """Whether the value of an option that is refused asks for nothing of it: `--nnodes 1`."""
+    if setting.row.status not in REFUSED or setting.row.takes == "switch":
         return False
     try:
         return bool(msgspec.convert(setting.value, setting.row.convert, strict=False) == setting.row.default)
@@ -225,6 +225,8 @@ def _asks_for_default(setting: Setting) -> bool:
 
 
 def _refusal(row: Row, alias: str) -> str | None:
+    if row.status == "refused":
+        return f"{alias} is refused: {row.note}; leave it out"
     if row.status == "planned":
         return f"{alias} is planned and not here yet; leave it out" + (f" ({row.note})" if row.note else "")
     if row.status == "other-device":
@@ -274,7 +276,15 @@ def _json_example(row: Row) -> str:
     """An example of valid JSON for an option, as the end of a sentence."""
     fields = _fields(row.convert)
     of = f" of {', '.join(fields)}" if fields else ""
-    return f"give an object{of} in quotes, like {row.flag} '{{\"{fields[0] if fields else 'name'}\": ...}}'"
+    example = f'{{"{fields[0] if fields else "name"}": ...}}'
+    if _is_list(row.convert):
+        return f"give a list of objects{of} in quotes, like {row.flag} '[{example}]'"
+    return f"give an object{of} in quotes, like {row.flag} '{example}'"
+
+
+def _is_list(kind: object) -> bool:
+    """Whether an option's type is a list, or may be one."""
+    return get_origin(kind) is tuple or any(map(_is_list, get_args(kind)))
 
 
 def _fields(kind: object) -> tuple[str, ...]:

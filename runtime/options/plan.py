@@ -16,6 +16,7 @@ from runtime.messages.prompt_split import PromptSplit
 from runtime.models.config.recurrent_config import draft_nodes
 from runtime.options.declare import Value
 from runtime.options.groups.ascend import AscendPlan
+from runtime.options.groups.debug import Debug
 from runtime.options.groups.disaggregation import Disaggregation
 from runtime.options.groups.experts import ExpertsPlan
 from runtime.options.groups.graphs import GraphsPlan
@@ -72,6 +73,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     states: StatesPlan
     tiers: Tiers
     disaggregation: Disaggregation
+    debug: Debug
     ascend: AscendPlan
     null: NullPlan
     why: dict[str, Provenance]  # by option name

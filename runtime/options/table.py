@@ -157,7 +157,11 @@ def _describe(kind: inspect.Type) -> tuple[str, Takes, tuple[str, ...] | None]:
         case inspect.LiteralType():
             words = sorted(map(str, kind.values), key=_order)
             return "|".join(words), "one", tuple(words)
-        case inspect.StructType() | inspect.DictType() | inspect.VarTupleType(item_type=inspect.DictType()):
+        case (
+            inspect.StructType()
+            | inspect.DictType()
+            | inspect.VarTupleType(item_type=inspect.DictType() | inspect.StructType())
+        ):
             return "json", "json", None
         case inspect.ListType() | inspect.VarTupleType():
             return f"{_describe(kind.item_type)[0]} ...", "many", None

@@ -6,6 +6,7 @@ from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.decoder_spec import Forwarded, ForwardProgram
 from runtime.models.base import Model
 from runtime.models.decoder_specs import decoder_spec
+from runtime.ranks.layer_watch import LayerWatch
 from runtime.ranks.piecewise_graphs import PiecewiseGraphs
 from runtime.ranks.segments import open_program
 from runtime.ranks.two_batches import forward_in_turns
@@ -15,8 +16,10 @@ class Forward:
     """Computes steps that no graph has as a whole: by the device's program of the model, by graphs between
     the attentions, or layer by layer."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, watch: LayerWatch | None = None) -> None:
+        """`watch`: None: single layers are not watched."""
         self.device = device
+        self.watch = watch
         self.opened: tuple[Model, int] | None = None  # the model of `program`, and where its cache is
         self.program: ForwardProgram | None = None
 
@@ -30,6 +33,8 @@ class Forward:
     ) -> Forwarded:
         """`samples`: int64 [N], places of the tokens behind which something is sampled; `lora_slots`: int32
         [T], -1 for tokens without an adapter; None: no token has one."""
+        if self.watch is not None:
+            return Forwarded(self.watch.forward(model, batch))
         if batch.micro_batches is not None:
             return Forwarded(forward_in_turns(self.device, model, batch.micro_batches))
         program = self._program(model, batch)

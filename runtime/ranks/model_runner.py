@@ -18,6 +18,7 @@ from runtime.layers.lora import LoraAdapters
 from runtime.layers.pooling import plan_pooling
 from runtime.layers.sampling.logits_ops import logits_ops_of
 from runtime.layers.upload import upload_int64
+from runtime.messages.diagnosis import NOTHING, Diagnosis
 from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.models.base import CompiledLayer, Model, generative
 from runtime.models.config.pooling import Pooling
@@ -29,6 +30,7 @@ from runtime.ranks.graph_setup import NO_GRAPHS, GraphSetup
 from runtime.ranks.group_rows import GroupRows
 from runtime.ranks.host_slots import computes_on_host
 from runtime.ranks.launched import Launched, Unreported
+from runtime.ranks.layer_watch import open_watch
 from runtime.ranks.open_graphs import open_graphs
 from runtime.ranks.pipeline import PipelineStage, with_drafts
 from runtime.ranks.prompt_logprobs import PromptRow
@@ -73,12 +75,14 @@ class ModelRunner:
         drafts: DraftRunner | None = None,
         pipeline: PipelineStage | None = None,
         shares_media: bool = False,
+        diagnosis: Diagnosis = NOTHING,
     ) -> None:
         """`model`: of a class in models/config/registry.py; `kv`: keys and values of each layer; `windows`:
         sliding windows of the layers; `copies`: None without a host tier; `pooling`: None for models that
         generate; `compiled`: what captures of `graph_setup` compute behind attention, None: the layers;
         `drafts`: of a draft model, None without one; `pipeline`: None: there is one stage;
-        `shares_media`: this rank encodes a share of images."""
+        `shares_media`: this rank encodes a share of images; `diagnosis`:
+        what is looked at while it computes."""
         self.device = device
         self._model: Model | None = model
         self.slots = slots
@@ -89,7 +93,8 @@ class ModelRunner:
         self.pooling = pooling
         self.adapters = adapters
         self.load = load
-        self.forward = Forward(device)
+        self.forward = Forward(device, open_watch(device, diagnosis))
+        self.finds_nan = diagnosis.finds_nan
         self.logits_ops = logits_ops_of(device)
         self.states = states
         self.drafts = drafts
@@ -195,8 +200,9 @@ class ModelRunner:
             self.effects.advance(plan, starts, rows)
             self.sampled_step = plan.step
             return Sampled(torch.empty(0, dtype=torch.int64, device=torch_device), None, rows)
-        found = None
+        found = has_nan = None
         if self.samples:
+            has_nan = logits.isnan().any(dim=1) if self.finds_nan else None
             if self.slots.follows:
                 self.settle()
             tokens, found = self.slots.sample(self.device.ops, self.logits_ops, logits, rows)
@@ -214,8 +220,8 @@ class ModelRunner:
             penalties.add(rows.slots.tolist(), tokens, is_accepted)
         self.sampled_step = plan.step
         if accepted is None:
-            return Sampled(tokens, found, rows)
-        return Sampled(tokens, found, rows, accepted.num, accepted.path)
+            return Sampled(tokens, found, rows, has_nan=has_nan)
+        return Sampled(tokens, found, rows, accepted.num, accepted.path, has_nan)
 
     def pass_on(
         self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, hidden: Tensor, pipeline: PipelineStage
@@ -252,6 +258,8 @@ class ModelRunner:
         if not self.samples:
             return Unreported()
         tensors = [sampled.tokens.int()]  # a copy: the next step may write to `tokens`
+        if sampled.has_nan is not None:
+            tensors.append(sampled.has_nan)
         accepted = [x for x in (sampled.num_accepted, sampled.path) if x is not None]
         tensors += accepted
         tensors += shown
@@ -261,6 +269,7 @@ class ModelRunner:
         follows, forced = self.slots.follows, self.slots.forced
 
         def finish(arrays: list[np.ndarray]) -> StepResult:
+            is_nan = [] if sampled.has_nan is None else sampled.with_nan(arrays.pop(1))
             token_ids, rest = arrays[0], arrays[1 + len(accepted) :]
             states = rest.pop(0).ravel() if shown else None
             rows = [row.result(*rest[3 * i : 3 * i + 3]) for i, row in enumerate(prompt)]
@@ -271,6 +280,7 @@ class ModelRunner:
                 token_ids = token_ids[places]
                 values = values if found is None else [value[places] for value in values]
             failed = self.took(plan, token_ids, places, counts) if follows else {}
+            failed = failed | dict.fromkeys(is_nan, Failing.NAN)
             chosen, top_ids, top = (value.ravel() for value in values)
             ends = places if counts is None else places[counts.cumsum() - 1]
             return StepResult(

@@ -43,12 +43,11 @@ def open_graphs(
             states=runner.states,
             shifts=runner.slots.grids.reserve() if getattr(runner.model, "has_token_grids", False) else None,
         )
-        has_head = runner.logits.groups is None  # else it is shared with other attention groups
-        decode_graphs = DecodeGraphs(
-            forward, runner.transfers, setup.sizes, pads=setup.pads, samples=has_head
-        )
+        # else the head is shared with other attention groups, or NaN is looked for in logits
+        samples = runner.logits.groups is None and not runner.finds_nan
+        decode_graphs = DecodeGraphs(forward, runner.transfers, setup.sizes, pads=setup.pads, samples=samples)
         sizes = (
-            [] if not has_head or setup.speculation is None else setup.speculation.captured_sizes(setup.sizes)
+            [] if not samples or setup.speculation is None else setup.speculation.captured_sizes(setup.sizes)
         )
         drafts = runner.drafts
         is_captured = drafts is None or not (drafts.network.num_remade or drafts.recurrent is not None)

@@ -20,8 +20,15 @@ class Sampled:
     # chains
     num_accepted: Tensor | None = None
     path: Tensor | None = None
+    has_nan: Tensor | None = None  # bool [N], of the logits at each place; None: not looked for
     # of a captured verify step: N / R, and `num_accepted` is of all R rows; 0: of no such step
     width: int = 0
+
+    def with_nan(self, has_nan: np.ndarray) -> list[int]:
+        """The rows, of those that sample, whose logits have a NaN at one of their places; `has_nan` on the
+        host."""
+        assert self.rows is not None, "captured steps are not looked at"
+        return np.flatnonzero(np.logical_or.reduceat(has_nan, self.rows.first_rows())).tolist()
 
     def accepted(self, num: np.ndarray, path: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """`num_accepted` and `path` on the host -> int64: places among the N whose tokens the step brings, in

@@ -25,6 +25,7 @@ from runtime.options.parse import from_argv, from_values
 from runtime.options.profile import read_profile
 from runtime.options.resolve import plan_for
 from runtime.options.table import rows
+from runtime.ranks.tensor_dump import read_recorded
 from runtime.settings import tree_rule
 from runtime.text.builtin_templates import template_sources
 from runtime.text.infill import find_format
@@ -60,6 +61,7 @@ READERS: dict[str, Callable[[Path], object]] = {
         POCKET,
         read_config(POCKET),
     ),
+    "--debug-tensor-dump-input-file": lambda file: read_recorded(str(file)),
     "--disaggregation-key-file": lambda file: read_key(str(file)),
     "--dist-secret-file": lambda file: read_secret(str(file)),
     "--init-expert-location": lambda file: read_expert_location(str(file), (True,), 4, 4),

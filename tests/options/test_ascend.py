@@ -24,6 +24,7 @@ MACHINE = MachineFacts(cores=8, memory_bytes=2**36, entropy=1)
 NPU, CPU = (msgspec.structs.replace(DEVICES[name], dtypes=("bfloat16", "float16")) for name in ("npu", "cpu"))
 
 VALUES = {
+    "--forward-hooks": "[]",
     "--fastapi-root-path": "/llm",
     "--max-total-tokens": "4096",
     "--tensor-parallel-size": "2",
@@ -35,6 +36,8 @@ VALUES = {
     "--lora-paths": "name=/adapter",
 }
 BESIDE = {
+    "--debug-tensor-dump-layers": "--debug-tensor-dump-output-folder x",
+    "--debug-tensor-dump-input-file": "--debug-tensor-dump-output-folder x --debug-tensor-dump-inject",
     "--enable-weights-cpu-backup": "--enable-memory-saver",
     "--enable-draft-weights-cpu-backup": "--enable-memory-saver --speculative-algorithm NEXTN",
     "--expert-parallel-size": "--tensor-parallel-size 1",
@@ -87,7 +90,7 @@ def problems(flag: str, value: str | None, device: DeviceFacts) -> set[str]:
     try:
         resolve(from_argv(words), MODEL, device, MACHINE)
     except OptionsError as error:
-        return {line.replace(device.name, "DEVICE") for line in str(error).splitlines()}
+        return {re.sub(rf"\b{device.name}\b", "DEVICE", line) for line in str(error).splitlines()}
     return set()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Container
 import msgspec
 
 from runtime.errors import OptionsError
-from runtime.options.declare import Value
+from runtime.options.declare import REFUSED, Value
 from runtime.options.parse import from_argv
 from runtime.options.table import Row
 
@@ -53,8 +53,8 @@ def fit(row: Row, value: Value) -> Value | None:
 
 
 def asks_for_default(row: Row, value: Value) -> bool:
-    """Whether `serve` takes a planned option with this value, for it asks for nothing of it."""
-    if row.status != "planned" or row.takes == "switch":
+    """Whether `serve` takes a refused option with this value, for it asks for nothing of it."""
+    if row.status not in REFUSED or row.takes == "switch":
         return False
     try:
         return bool(_convert(row, value) == row.default)

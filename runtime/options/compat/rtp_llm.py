@@ -208,7 +208,7 @@ OTHER_DEVICE: tuple[tuple[str, Value, str, str], ...] = (
 )
 
 # (flag, default there, what it is, a pointer to what is nearest)
-PLANNED: tuple[tuple[str, Value, str, str], ...] = (
+REFUSED: tuple[tuple[str, Value, str, str], ...] = (
     (
         "--enable_ffn_disaggregate",
         None,
@@ -223,7 +223,12 @@ PLANNED: tuple[tuple[str, Value, str, str], ...] = (
         "the prefix cache keeps prompts that are in use",
     ),
     ("--multi-task-prompt-str", None, "The same as JSON.", "the prefix cache keeps prompts that are in use"),
-    ("--arm-gemm-use-kai", False, "KleidiAI matrix products on ARM.", ""),
+    (
+        "--arm-gemm-use-kai",
+        False,
+        "KleidiAI matrix products on ARM.",
+        "the kernels of --device cpu have their own for ARM",
+    ),
     (
         "--device-reserve-memory-bytes",
         0,
@@ -236,11 +241,31 @@ PLANNED: tuple[tuple[str, Value, str, str], ...] = (
         "Host memory to leave alone, in bytes.",
         "see --mem-fraction-static",
     ),
-    ("--trace-memory", False, "Trace memory.", ""),
-    ("--trace-malloc-stack", False, "Trace allocations with their stacks.", ""),
-    ("--enable-device-perf", False, "Measure the device's speed at start.", ""),
+    (
+        "--trace-memory",
+        False,
+        "Trace memory.",
+        "`runtime check memory` says what takes it, and /metrics what processes have",
+    ),
+    (
+        "--trace-malloc-stack",
+        False,
+        "Trace allocations with their stacks.",
+        "a profiler of allocations can be attached to a rank, as memray",
+    ),
+    (
+        "--enable-device-perf",
+        False,
+        "Measure the device's speed at start.",
+        "`runtime check doctor --bench` does",
+    ),
     ("--ft-core-dump-on-exception", False, "Dump core on an exception.", "see --crash-dump-folder"),
-    ("--gen-timeline-sync", False, "Collect a timeline of steps.", ""),
+    (
+        "--gen-timeline-sync",
+        False,
+        "Collect a timeline of steps.",
+        "POST /start_profile does, of a server that runs",
+    ),
     ("--remote-rpc-server-ip", None, "Address of the prefill server.", "see --disaggregation-mode"),
     (
         "--decode-cm2-config",
@@ -262,8 +287,18 @@ PLANNED: tuple[tuple[str, Value, str, str], ...] = (
         "see --load-balance-method",
     ),
     ("--rank-factor", 0, "What servers are ranked by.", "see --load-balance-method"),
-    ("--use-batch-decode-scheduler", False, "Wait for a full batch before decoding, for measurements.", ""),
-    ("--batch-decode-scheduler-batch-size", 1, "Size of that batch.", ""),
+    (
+        "--use-batch-decode-scheduler",
+        False,
+        "Wait for a full batch before decoding, for measurements.",
+        "bench/ of the repository measures ranks without a server",
+    ),
+    (
+        "--batch-decode-scheduler-batch-size",
+        1,
+        "Size of that batch.",
+        "bench/ of the repository measures batches of any size",
+    ),
     ("--max-lora-model-size", -1, "Largest adapter.", "see --max-loaded-loras"),
 )
 
@@ -288,7 +323,7 @@ RTP_LLM: tuple[Alias, ...] = (
         for flag, default, help, device in OTHER_DEVICE
     ),
     *(
-        Alias(flag=flag, group="rtp_llm", default=default, help=help, status="planned", note=note)
-        for flag, default, help, note in PLANNED
+        Alias(flag=flag, group="rtp_llm", default=default, help=help, status="refused", note=note)
+        for flag, default, help, note in REFUSED
     ),
 )

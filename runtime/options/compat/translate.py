@@ -129,6 +129,8 @@ class _Collector(Struct):
             return False
         if is_later:
             reason = f"{value} is not here yet"
+        elif row.status == "refused":
+            reason = f"is refused: {row.note}"
         elif row.status == "planned":
             reason = "is planned and not here yet"
         else:

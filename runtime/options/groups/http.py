@@ -19,6 +19,7 @@ from runtime.options.declare import (
     Whole,
     option,
     planned,
+    refused,
     superseded,
 )
 
@@ -179,9 +180,9 @@ class Api(Group, frozen=True, kw_only=True):
     ] = "auto"
     tool_server: A[
         str | None,
-        planned(
+        refused(
             "MCP servers whose tools the server itself calls within an answer of /v1/responses, or demo.",
-            note="clients run tools here: the calls of a model are function_call items of /v1/responses, "
+            "clients run tools here: the calls of a model are function_call items of /v1/responses, "
             "and their results come back as "
             "function_call_output. The reference reaches these servers over plain HTTP without a key and "
             "runs what a model asks for with "

@@ -16,7 +16,7 @@ from runtime.options.declare import (
     Seconds,
     Whole,
     option,
-    planned,
+    refused,
     superseded,
 )
 from runtime.options.facts import MachineFacts
@@ -197,9 +197,9 @@ class Parallel(Group, frozen=True, kw_only=True):
     ] = "auto"
     enable_mscclpp: A[
         bool,
-        planned(
+        refused(
             "Reduce small messages with MSCCL++.",
-            note="torch does not offer it; --enable-torch-symm-mem and --enable-symm-mem reduce small "
+            "torch does not offer it; --enable-torch-symm-mem and --enable-symm-mem reduce small "
             "tensors in memory that the cards share",
         ),
     ] = False
@@ -212,9 +212,9 @@ class Parallel(Group, frozen=True, kw_only=True):
     ] = False
     enable_flashinfer_allreduce_fusion: A[
         bool,
-        planned(
+        refused(
             "Fuse all-reduce with the norm that follows.",
-            note="torch does not offer it; --enable-two-batch-overlap computes meanwhile, and "
+            "torch does not offer it; --enable-two-batch-overlap computes meanwhile, and "
             "--enable-attn-tp-input-scattered computes norms once",
         ),
     ] = False

@@ -4,6 +4,7 @@ from typing import Annotated as A
 from typing import Literal
 
 from runtime.devices.facts import DeviceFacts
+from runtime.json_value import Fields
 from runtime.options.declare import Amount, Auto, Count, Derived, Group, option, planned
 
 
@@ -60,6 +61,16 @@ class StatesPlan(States, frozen=True, kw_only=True):
     def state_dtype(self) -> str:
         """Type of recurrent states."""
         return self.mamba_ssm_dtype or "float32"
+
+    @property
+    def of_ranks(self) -> Fields:
+        """Fields of StartRank."""
+        return {
+            "state_ratio": self.mamba_full_memory_ratio,
+            "num_states": self.max_mamba_cache_size,
+            "state_dtype": self.state_dtype,
+            "recurrent_backend": self.mamba_backend,
+        }
 
     @property
     def state_interval(self) -> int:

@@ -6,6 +6,7 @@ from runtime.options.plan import Plan
 from runtime.options.rules import (
     attention_groups,
     context,
+    debug,
     experts,
     graphs,
     kernels,
@@ -49,6 +50,7 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     *speculation.PLAN_RULES,
     *serving.PLAN_RULES,
     *media.PLAN_RULES,
+    *debug.PLAN_RULES,
 )
 
 

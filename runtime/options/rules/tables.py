@@ -56,6 +56,8 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("modelopt_quant", ("quantize_and_serve",)),
     ("pp_", ("pipeline_parallel_size",)),
     ("decrypted_draft_config_file", ("speculative_draft_model_path",)),
+    ("debug_tensor_dump_", ("debug_tensor_dump_output_folder",)),
+    ("debug_tensor_dump_input_file", ("debug_tensor_dump_inject",)),
     ("offload_prefetch_step", ("cpu_offload_gb", "offload_group_size")),
 )
 
@@ -63,6 +65,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 REQUIRES: tuple[tuple[str, str], ...] = (
     ("export_metrics_to_file", "export_metrics_to_file_dir"),
     ("language_only", "encoder_urls"),
+    ("debug_tensor_dump_inject", "debug_tensor_dump_input_file"),
     ("tokenizer_metrics_allowed_custom_labels", "tokenizer_metrics_custom_labels_header"),
 )
 
@@ -99,6 +102,8 @@ EXCLUDES: tuple[tuple[str, str], ...] = (
     ("enable_symm_mem", "enable_torch_symm_mem"),
     ("enable_two_batch_overlap", "enable_piecewise_cuda_graph"),
     ("enable_two_batch_overlap", "cpu_offload_gb"),
+    ("enable_two_batch_overlap", "debug_tensor_dump_output_folder"),
+    ("enable_two_batch_overlap", "forward_hooks"),
     ("enable_two_batch_overlap", "offload_group_size"),
 )
 
