@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.facts import DeviceFacts
 from runtime.messages.prompt_split import PromptSplit
-from runtime.options.declare import Amount, Auto, Count, Derived, Group, on_device, option, planned
+from runtime.options.declare import Amount, Auto, Count, Derived, Group, on_device, option, planned, refused
 from runtime.options.facts import MachineFacts, ModelFacts
 
 AttentionBackend = Literal[
@@ -136,10 +136,20 @@ class Kernels(Group, frozen=True, kw_only=True):
         bool, on_device("cuda", "Fuse the norm of queries and keys with their rotation.")
     ] = False
     enable_deterministic_inference: A[
-        bool, planned("Results that don't depend on the company in a batch, bit for bit.")
+        bool,
+        option(
+            "Start only where a request has the same bits alone and in any batch.",
+            note="the kernels of --device cpu compute so always, whatever is chunked or cached",
+            devices=("cpu",),
+        ),
     ] = False
     rl_on_policy_target: A[
-        Literal["fsdp"] | None, planned("Trainer whose numerics the server must match.")
+        Literal["fsdp"] | None,
+        refused(
+            "Trainer whose numerics the server must match.",
+            "kernels here are not the trainer's, so bits differ; --enable-return-hidden-states and log "
+            "probabilities say by how much",
+        ),
     ] = None
     enable_two_batch_overlap: A[
         bool,

@@ -1,6 +1,7 @@
 """Rules on data types and kernels: what a device computes, and what of it suits a model."""
 
 from runtime.devices.attention_backends import why_not, why_unsuited
+from runtime.devices.cpu.kernels import choice
 from runtime.devices.facts import DeviceFacts
 from runtime.models.config.quantization_schemes import check_supported
 from runtime.options.facts import ModelFacts
@@ -210,8 +211,31 @@ def latents_have_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -
     return None
 
 
+def bits_are_of_own_kernels(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """What computes a request's tokens is known to give them the same bits in any batch."""
+    if not plan.kernels.enable_deterministic_inference or device.name != "cpu":
+        return None
+    if not choice.usable_levels():
+        return (
+            "--enable-deterministic-inference needs the kernels of --device cpu, and torch computes here; "
+            f"{choice.remedy()}, or leave it out"
+        )
+    if plan.model.model_impl == "transformers":
+        return (
+            "--enable-deterministic-inference and --model-impl transformers: its code computes by operators "
+            "of torch, whose bits depend on the batch; leave one out"
+        )
+    if model.num_recurrent_layers:
+        return (
+            "--enable-deterministic-inference: bits of recurrent layers depend on where a prompt is cut and "
+            "on what of it was cached; leave it out"
+        )
+    return None
+
+
 PLAN_RULES: tuple[PlanRule, ...] = (
     options_are_of_the_device,
+    bits_are_of_own_kernels,
     dtype_known,
     kv_dtype_known,
     schemes_known,
