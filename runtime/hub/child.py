@@ -21,11 +21,12 @@ import msgspec
 from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.hub.gguf_files import gguf_names, wanted_gguf
 from runtime.hub.source import HubModel, RemoteFile
 from runtime.models.config.checksums import digest
 from runtime.models.config.weight_files import NO_WEIGHTS
 
-Part = Literal["config", "weights"]
+Part = Literal["config", "weights", "gguf"]
 
 PATTERNS: dict[Part, tuple[str, ...]] = {
     "config": (
@@ -33,6 +34,7 @@ PATTERNS: dict[Part, tuple[str, ...]] = {
         *("1_Pooling/*", "2_Dense/config.json"),
     ),
     "weights": ("*.safetensors",),
+    "gguf": ("*.gguf",),
 }
 # forms of the weights, those that are preferred first -> their files
 FORMS: dict[str, tuple[str, ...]] = {
@@ -59,7 +61,7 @@ class Job(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, omit_defaults=True):
-    """A line on standard output. The last one has a folder or an error."""
+    """A line on standard output. The last one has a folder, or the path of a GGUF file, or an error."""
 
     done: int = 0  # bytes here so far, of all files of this part
     total: int = 0
@@ -79,6 +81,8 @@ def wanted(files: list[RemoteFile], part: Part, load_format: str = "auto") -> li
         chosen = [file for file in known if any(fnmatch(file.name, pattern) for pattern in PATTERNS[part])]
     kinds = sorted({Path(file.name).suffix for file in files} & OTHER_FORMATS)
     others = f" (it has {', '.join(kinds)})" if kinds else ""
+    if (names := gguf_names(files)) and part == "config":
+        others += f"; of its GGUF files give one, as ORG/NAME/{names[0]}"
     missing = {"weights": "safetensors or *.bin", "config": "config.json"}[part]
     configs = ("config.json", "params.json")
     is_there = bool(chosen) if part == "weights" else any(file.name in configs for file in chosen)
@@ -176,9 +180,16 @@ class HuggingFace:
         stored.unlink(missing_ok=True)
 
     def stored_folder(self) -> Path | None:
-        """The folder of this revision as it was downloaded before; None: it was not."""
-        from huggingface_hub import try_to_load_from_cache
+        """The folder of this revision as it was downloaded before, or the GGUF file; None: it was not."""
+        from huggingface_hub import constants, try_to_load_from_cache
 
+        if self.model.gguf:
+            cache = Path(self.model.cache_dir or constants.HF_HUB_CACHE)
+            snapshots = cache / f"models--{self.model.repo.replace('/', '--')}" / "snapshots"
+            stored = {str(path.relative_to(snapshots)): path for path in snapshots.rglob("*.gguf")}
+            names = {name.partition("/")[2]: path for name, path in sorted(stored.items())}
+            files = [RemoteFile(name, 0, None) for name in names]
+            return names[wanted_gguf(files, self.model.gguf)[0].name] if files else None
         found = try_to_load_from_cache(
             self.model.repo, "config.json", cache_dir=self.model.cache_dir, revision=self.model.revision
         )
@@ -257,7 +268,8 @@ def download(source: Source, part: Part, *, checks: bool = False) -> Path:
                 "is set); download it first, or give a folder"
             )
         return folder
-    chosen = wanted(files, part, source.model.load_format)
+    given = source.model.gguf
+    chosen = wanted_gguf(files, given) if given else wanted(files, part, source.model.load_format)
     total = sum(file.size for file in chosen)
     ended = threading.Event()
 
@@ -273,7 +285,7 @@ def download(source: Source, part: Part, *, checks: bool = False) -> Path:
     reporter.join()
     _print(Report(done=total, total=total))
     name = chosen[0].name
-    return stored[0].parents[name.count("/")]
+    return stored[0] if given else stored[0].parents[name.count("/")]
 
 
 def _fetch(source: Source, file: RemoteFile, checks: bool) -> Path:

@@ -13,10 +13,13 @@ import msgspec
 from anyio.abc import ByteReceiveStream, Process
 from anyio.streams.text import TextReceiveStream
 
+from runtime import log
 from runtime.errors import ModelError
-from runtime.hub.child import Job, Part, Report
+from runtime.hub.child import REPORT_S, Job, Part, Report
 from runtime.hub.seed import KEY_VARIABLE
 from runtime.hub.source import HubModel
+
+REPORTS_OF_LINE = int(5 / REPORT_S)  # of a download that blocks: reports until the next log line
 
 
 def fetch_config(model: HubModel, key: str | None = None) -> Path:
@@ -30,6 +33,28 @@ def fetch_config(model: HubModel, key: str | None = None) -> Path:
         check=False,
     )
     return _folder(model, done.stdout.decode("utf-8", "replace").splitlines()[-1:])
+
+
+def fetch_gguf(model: HubModel) -> Path:
+    """Downloads a GGUF file, all parts of it, and returns the path of the first. Blocks, with a log line
+    every five seconds. Raises ModelError."""
+    last, count = "", 0
+    with subprocess.Popen(
+        _command(model, "gguf"),
+        env=environment_of_child(),
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            last, count = line, count + 1
+            report = _report(line)
+            if report is not None and report.total and count % REPORTS_OF_LINE == 0:
+                done, total = (f"{size / 1e6:.0f} MB" for size in (report.done, report.total))
+                log.get("start").info("downloading", file=model.gguf, done=done, of=total)
+    return _folder(model, [last])
 
 
 async def fetch_weights(

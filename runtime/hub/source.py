@@ -12,6 +12,8 @@ from runtime.errors import ModelError
 from runtime.models.config.gguf.container import is_gguf
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+# a GGUF file of a model: org/name/file.gguf, or org/name:Q4_K_M for the one that has this in its name
+_FILE = re.compile(rf"({_REPO.pattern})(?:/([\w./-]+\.gguf)|:([\w.-]+))", re.IGNORECASE)
 URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 # a user name or password before the host, also one with a slash in it; host:port/name@version has none
 _SECRET = re.compile(r"([\w+.-]*://)(?:[^/?#]*@|[^/?#@]*:(?!\d*(?:[/?#]|$))[^@]*@)")
@@ -39,6 +41,7 @@ class HubModel(Struct, frozen=True, kw_only=True):
     cache_dir: str | None = None  # where it is stored; None: the hub library's own folder
     hub: Hub = "huggingface"
     load_format: str = "auto"  # which of the weights' forms is wanted
+    gguf: str = ""  # name of the GGUF file that is wanted, or a part of it; empty: none is
 
 
 def hub_model(
@@ -67,10 +70,15 @@ def hub_model(
         )
     if folder.is_dir() or is_gguf(folder):
         return None
+    uses_modelscope = any(environment.get(name, "").lower() in _TRUE for name in MODELSCOPE_VARIABLES)
+    if (found := _FILE.fullmatch(path)) is not None and not uses_modelscope:
+        return HubModel(
+            repo=found[1], revision=revision, cache_dir=download_dir, gguf=str(found[2] or found[3])
+        )
     if folder.name.lower().endswith(".gguf"):
         raise ModelError(
-            f"{path} does not exist here; give a GGUF file of this machine, or a hub's name of a model in "
-            "Hugging Face layout"
+            f"{path} does not exist here; give a GGUF file of this machine, or of a hub as "
+            "org/name/file.gguf or org/name:Q4_K_M"
         )
     if folder.exists():
         raise ModelError(f"{path} is a file; give the folder that it is in, with config.json and the weights")
@@ -79,6 +87,5 @@ def hub_model(
             f"{path} does not exist; give a folder with config.json and the weights, or the name of a model "
             "on the hub (org/name)"
         )
-    uses_modelscope = any(environment.get(name, "").lower() in _TRUE for name in MODELSCOPE_VARIABLES)
     hub: Hub = "modelscope" if uses_modelscope else "huggingface"
     return HubModel(repo=path, revision=revision, cache_dir=download_dir, hub=hub)

@@ -283,7 +283,9 @@ class QkvLinear(Linear):
         head_dim: int,
         *,
         bias: bool,
+        value_dim: int = 0,
     ) -> None:
+        """`value_dim`: numbers of a value; 0: head_dim."""
         q, kv = head_shards(num_heads, num_kv_heads, device.head_ranks)
         self.query_heads = q
         self.heads = (q.size, kv.size, kv.size)  # query, key and value heads of this rank
@@ -292,7 +294,7 @@ class QkvLinear(Linear):
         outputs: dict[str, int | Shard] = {
             "q": scaled_shard(q, head_dim),
             "k": scaled_shard(kv, head_dim),
-            "v": scaled_shard(kv, head_dim),
+            "v": scaled_shard(kv, value_dim or head_dim),
         }
         super().__init__(device, dtype, inputs, outputs, shard="column", bias=bias, ranks=device.head_ranks)
         # the order into which rows of each query and key head are brought when loaded; None: they stay

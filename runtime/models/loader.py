@@ -57,7 +57,7 @@ LEAVES = {  # other names of the same
 }
 CACHE_SCALES = ("k_scale", "v_scale")  # of a layer's attention, wherever below it the checkpoint has them
 # a module with one of these tensors is quantized
-MARKERS = ("weight_scale", "weight_packed", "qweight", "weight_absmax", "SCB")
+MARKERS = ("weight_scale", "weight_packed", "qweight", "weight_absmax", "SCB", "B")
 # heads that a model does not need to embed
 UNUSED_HEADS = ("lm_head.", "cls.", "dense.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector.")
 # what the first or the last stage of a pipeline has besides layers
@@ -292,7 +292,8 @@ def fill_from_files(
     is_split = config.moe is None or not config.moe.is_stacked
     if is_split and config.transformers_json is None:
         is_transposed = config.moe is not None and config.moe.is_transposed
-        files = unstacked(files, config.hidden_size, is_transposed=is_transposed)
+        num_experts = 0 if config.moe is None else config.moe.num_experts
+        files = unstacked(files, config.hidden_size, is_transposed=is_transposed, num_experts=num_experts)
     if takes_apart(model):
         files = chain.from_iterable(map(model.taken_apart, files))
     files = split(untransposed(files, getattr(model, "transposed_modules", ())), fused_modules(model))

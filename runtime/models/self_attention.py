@@ -40,12 +40,19 @@ class SelfAttention(Layer):
         heads, dim = config.num_heads, config.head_dim
         self.device, self.dtype = device, dtype
         self.qkv_proj = QkvLinear(
-            device, dtype, config.hidden_size, heads, config.num_kv_heads, dim, bias=config.qkv_bias
+            device,
+            dtype,
+            config.hidden_size,
+            heads,
+            config.num_kv_heads,
+            dim,
+            bias=config.qkv_bias,
+            value_dim=config.value_dim,
         )
         self.o_proj = Linear(
             device,
             dtype,
-            scaled_shard(self.qkv_proj.query_heads, dim),
+            scaled_shard(self.qkv_proj.query_heads, config.value_dim or dim),
             {"": config.hidden_size},
             shard="row",
             bias=config.o_bias,

@@ -143,7 +143,7 @@ def layer_count(
     if model.recurrent is not None:
         sizes = ranks, expert_ranks, shared_ranks, head_ranks or ranks
         return hybrid_layer_count(model, model.recurrent, layer, *sizes)
-    if model.layer_embeddings is not None or model.global_heads is not None:
+    if model.kv_sources:
         return gemma_layer_count(model, layer, ranks)
     own, heads = model.of_layer(layer), head_ranks or ranks
     return (
@@ -263,11 +263,12 @@ def attention_count(model: ModelConfig, ranks: int) -> int:
     """Numbers that one rank holds of the attention of a layer."""
     hidden, dim, latent, heads = model.hidden_size, model.head_dim, model.mla, query_heads(model, ranks)
     if latent is None:
-        q, kv = heads * dim, kv_heads(model, ranks) * dim
+        value_dim = model.value_dim or dim
+        outputs = heads * dim + kv_heads(model, ranks) * (dim + value_dim)
         return (
-            hidden * (q + 2 * kv)
-            + q * hidden
-            + (q + 2 * kv) * model.qkv_bias
+            hidden * outputs
+            + heads * value_dim * hidden
+            + outputs * model.qkv_bias
             + hidden * model.o_bias
             + qk_norm_count(model, ranks)
             + (heads * model.has_sinks)

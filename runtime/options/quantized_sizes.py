@@ -155,8 +155,9 @@ def _attention(model: ModelConfig, layer: int, ranks: int) -> Iterator[Weight]:
         parts = _projections(model, layer)
         names = tuple(f"{block}{name}_proj" for name in parts)
         gates = model.recurrent is not None and model.recurrent.gates_attention
-        yield Weight(names, (q * (1 + gates), kv, kv)[: len(parts)], hidden, hidden)
-        yield Weight((block + "o_proj",), (hidden,), q, model.num_heads * model.head_dim)
+        value_dim = model.value_dim or model.head_dim
+        yield Weight(names, (q * (1 + gates), kv, kv_heads * value_dim)[: len(parts)], hidden, hidden)
+        yield Weight((block + "o_proj",), (hidden,), heads * value_dim, model.num_heads * value_dim)
         if model.gate_dim:
             yield Weight((block + "g_proj",), (heads * model.gate_dim,), hidden, hidden)
         return

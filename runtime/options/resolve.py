@@ -310,6 +310,14 @@ def _local_model(path: str, load_format: str) -> Derived:
     return Derived(path, "") if found is None else Derived(str(found), "the GGUF file of the folder")
 
 
+def _downloaded_gguf(model: HubModel, load_format: str) -> Derived:
+    """A GGUF file of a hub, which is downloaded as a whole: all is in it. Raises ModelError."""
+    from runtime.hub.download import fetch_gguf  # here, for the same reason
+
+    path = str(fetch_gguf(model))
+    return structs.replace(_local_model(path, load_format), reason="downloaded from the hub")
+
+
 def find_folders(given: Options, machine: MachineFacts) -> Folders:
     """The folders of model and tokenizer; small files of those on a hub are downloaded, and a tokenizer in
     another form than tokenizer.json is converted. Raises ModelError."""
@@ -366,6 +374,8 @@ def _find_folders(options: model_options.Model) -> Folders:
         )
     if model is None:
         return Folders(_local_model(path, options.load_format), tokenizer)
+    if model.gguf:
+        return Folders(_downloaded_gguf(model, options.load_format), tokenizer)
     model = structs.replace(model, load_format=options.load_format)
     folder = fetch_config(model)
     if model.hub == "huggingface":  # a snapshot is named by its commit: the weights are of the same one

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from runtime.errors import ModelError
 from runtime.models.config.gguf.container import Gguf, Texts, read_gguf
+from runtime.text.gguf_patterns import BEGINS, COMPOSED, PATTERNS, WHOLE_TOKENS
 from runtime.text.token_text import SPACE_MARK
 from runtime.text.tokenizer_files import MAX_TEMPLATE_BYTES, TokenizerFiles
 
@@ -27,39 +28,6 @@ NAMED = {
     "pad_token": "padding_token_id",
     "mask_token": "mask_token_id",
 }
-
-# Patterns by which texts are cut, as the models' own tokenizer.json have them.
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
-_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
-_LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-_START = r"[^\r\n\p{L}\p{N}]?"
-_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_TEKKEN = rf"{_START}{_LOWER}|{_START}{_UPPER}|\p{{N}}|{_SLASHES}"
-_GPT4O = rf"{_START}{_LOWER}{_CONTRACTIONS}?|{_START}{_UPPER}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SLASHES}"
-# tokenizer.ggml.pre -> patterns, one after the other
-PATTERNS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "mpt", "olmo", "jais", "phi-2", "roberta-bpe"), (_GPT2,)),
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "dbrx", "chatglm-bpe", "glm4"), (_LLAMA3,)
-    ),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez"), (_QWEN2,)),
-    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "exaone"), (r"\p{N}", _GPT2)),
-    "tekken": (_TEKKEN,),
-    "gpt-4o": (_GPT4O,),
-}
-COMPOSED = ("qwen2", "deepseek-r1-qwen")  # texts are brought to Unicode's form NFC before
-WHOLE_TOKENS = (
-    "llama-bpe",
-    "llama3",
-    "llama-v3",
-    "falcon3",
-    "tekken",
-)  # a piece that is a token needs no merges
-BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # add_bos_token, where the file does not say
 
 
 def load_gguf_tokenizer(path: Path) -> tuple[Tokenizer, TokenizerFiles]:

@@ -70,7 +70,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--tp-size 2 --ep-size 2 -m {gpt_oss}", "this model's experts are on all ranks, split"),
     ("--tp-size 2 --ep-size 2 -m {nemotron_h}", "this model's experts are on all ranks, split"),
     ("--device cuda -m {deepseek_v32}", "index_topk"),
-    ("--mamba-backend flashinfer -m {mamba}", "choose one of auto, cpu, torch_native, triton"),
+    ("--mamba-backend flashinfer -m {mamba}", "--mamba-backend flashinfer is not possible on cpu"),
     # this machine
     ("--numa-node 9999", "--numa-node 9999 is no node"),
     ("--ssl-certfile {nowhere}", "TLS cannot start"),

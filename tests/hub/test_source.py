@@ -15,6 +15,7 @@ from runtime.hub.source import HubModel, hub_model
     [
         ("model.gguf", "does not exist here; give a GGUF file"),
         ("org/some.GGUF", "does not exist here; give a GGUF file"),
+        ("org/name/more/some.GGUF/..", "does not exist"),
         ("here/config.json", "is a file; give the folder"),
         ("missing", "does not exist; give a folder"),
         ("/missing/folder", "does not exist; give a folder"),
@@ -102,7 +103,7 @@ def test_the_same_weights_in_other_forms_are_left_out() -> None:
     ("names", "part", "error"),
     [
         (["config.json", "model.onnx"], "weights", r"no safetensors.*\(it has .onnx\)"),
-        (["model.Q4_K_M.gguf"], "config", r"no config.json.*\(it has .gguf\)"),
+        (["model.Q4_K_M.gguf"], "config", r"no config.json.*\(it has .gguf\).*NAME/model.Q4_K_M.gguf"),
         (["README.md"], "config", "no config.json"),
     ],
 )

@@ -4,7 +4,7 @@ does."""
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -12,45 +12,57 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+# families of make.py and layouts.py -> architectures of GGUF
 ARCHITECTURES = {
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
+    "arcee": "arcee",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "dots1": "dots1",
+    "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "exaone": "exaone",
+    "exaone4": "exaone4",
+    "gemma": "gemma",
     "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "glm4": "glm4",
+    "glm4_moe": "glm4moe",
+    "granite": "granite",
+    "granite_moe": "granitemoe",
+    "granite_moe_shared": "granitemoe",
+    "hunyuan": "hunyuan-dense",
+    "internlm2": "internlm2",
+    "llama": "llama",
+    "minimax_m2": "minimax-m2",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "nemotron": "nemotron",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "olmoe": "olmoe",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
     "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "seed_oss": "seed_oss",
+    "smollm3": "smollm3",
+    "starcoder2": "starcoder2",
 }
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.experts.gate_proj": "ffn_gate_exps",
-    "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-}
-GEMMA = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-SMALLEST = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}  # for rows of no 256 numbers
+# that transformers has not: files of a Llama by another name
+LLAMAS = ("exaone", "internlm2")
+# whose queries and keys the converter reorders, and to whose norms it adds 1
+PERMUTED = ("arcee", "granite", "granitemoe", "internlm2", "llama", "smollm3")
+PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
+# in-memory names of transformers -> those of checkpoints, which the package's map knows
+CHECKPOINT_NAMES = (
+    (".mlp.gate.moe_statics.", ".mlp.moe_statics."),
+    (".block_sparse_moe.router.layer.", ".block_sparse_moe.gate."),
+    (".block_sparse_moe.router.", ".block_sparse_moe.gate."),
+    (".block_sparse_moe.experts.", ".mlp.experts."),
+)
+# for rows of no 256 numbers
+SMALLEST = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
 Choose = Callable[[str], Type]  # a tensor's GGUF name -> its type
 
 
@@ -65,8 +77,16 @@ def random_blocks(kind: Type, shape: tuple[int, ...], seed: int) -> np.ndarray:
     block, size = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(seed)
     rows = rng.integers(0, 256, (*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
-    halves = {Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q2_K: (80, 82), Type.Q6_K: (208,), Type.Q3_K: (108,)}
-    spread = {Type.Q6_K: 5e-5, Type.Q3_K: 1e-3}.get(kind, 3e-4)
+    halves = {
+        Type.Q4_K: (0, 2),
+        Type.Q5_K: (0, 2),
+        Type.Q2_K: (80, 82),
+        Type.Q6_K: (208,),
+        Type.Q3_K: (108,),
+        Type.TQ1_0: (52,),
+        Type.TQ2_0: (64,),
+    }
+    spread = {Type.Q6_K: 5e-5, Type.Q3_K: 1e-3, Type.TQ1_0: 5e-2, Type.TQ2_0: 5e-2}.get(kind, 3e-4)
     for at in halves.get(kind, (0,)):
         scales = rng.uniform(0.5, 1.5, rows.shape[:-1]).astype(np.float16) * np.float16(spread)
         rows[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
@@ -94,23 +114,22 @@ def write_gguf(
     write_tokenizer(writer, folder)
     for key, value in fields.items():
         writer.add_string(key.replace("__", "."), value)
-    state = model.state_dict()
-    for seed, (name, numbers) in enumerate(_tensors(model, arch).items()):
+    for seed, piece in enumerate(_pieces(model, arch)):
+        numbers, name = piece.view.numpy() + piece.more, piece.name
         kind = choose(name) if numbers.ndim > 1 else Type.F32
         if numbers.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             kind = SMALLEST[kind]
-        heads = _heads(name, arch, model.config)
-        given = permuted(numbers, heads) if heads else numbers
+        given = permuted(numbers, piece.heads) if piece.heads else np.ascontiguousarray(numbers)
         octets, read = octets_of(kind, given, seed)
         writer.add_tensor(name, octets, raw_dtype=kind)
-        if heads:
-            read = read.reshape(heads, -1, 2, *read.shape[1:]).swapaxes(1, 2).reshape(read.shape)
-        _put(state, name, arch, read)
+        if piece.heads:
+            read = read.reshape(piece.heads, -1, 2, *read.shape[1:]).swapaxes(1, 2).reshape(read.shape)
+        piece.view.copy_(torch.from_numpy(np.ascontiguousarray(read - piece.more)))
+    _write_rope_factors(writer, arch, model.config)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    model.load_state_dict(state)
     return model
 
 
@@ -121,21 +140,75 @@ def _write_config(writer: gguf.GGUFWriter, arch: str, config: Any) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if getattr(config, "rms_norm_eps", None) is not None:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    for name in ("layer_norm_eps", "norm_epsilon", "norm_eps"):
+        if getattr(config, name, None) is not None:
+            writer.add_layer_norm_eps(getattr(config, name))
     if getattr(config, "head_dim", None) is not None:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    if arch == "gemma2":
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
-        writer.add_sliding_window(config.sliding_window)
-    if "moe" in arch:
-        writer.add_expert_count(config.num_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-        if arch == "qwen2moe":
-            writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    _write_rope(writer, arch, config)
+    for name, add in FIELDS.items():
+        if getattr(config, name, None) is not None:
+            getattr(writer, add)(getattr(config, name))
+    window = getattr(config, "sliding_window", None)
+    if arch in ("cohere2", "exaone4", "gemma2", "gemma3", "olmo2", "phi3") and window is not None:
+        writer.add_sliding_window(window)
+    if arch in ("cohere2", "exaone4", "gemma3", "olmo2") and window is not None:
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if arch in ("dots1", "glm4moe"):
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+
+
+# fields of config.json -> methods of the package's writer
+FIELDS = {
+    "attn_logit_softcapping": "add_attn_logit_softcapping",
+    "final_logit_softcapping": "add_final_logit_softcapping",
+    "num_experts": "add_expert_count",
+    "num_local_experts": "add_expert_count",
+    "n_routed_experts": "add_expert_count",
+    "moe_num_experts": "add_expert_count",
+    "num_experts_per_tok": "add_expert_used_count",
+    "moe_k": "add_expert_used_count",
+    "moe_intermediate_size": "add_expert_feed_forward_length",
+    "shared_expert_intermediate_size": "add_expert_shared_feed_forward_length",
+    "shared_intermediate_size": "add_expert_shared_feed_forward_length",
+    "n_shared_experts": "add_expert_shared_count",
+    "moe_num_shared_experts": "add_expert_shared_count",
+    "first_k_dense_replace": "add_leading_dense_block_count",
+    "moe_layer_start_index": "add_leading_dense_block_count",
+    "moe_layer_interval": "add_interleave_moe_layer_step",
+    "routed_scaling_factor": "add_expert_weights_scale",
+    "attention_multiplier": "add_attention_scale",
+    "embedding_multiplier": "add_embedding_scale",
+    "residual_multiplier": "add_residual_scale",
+    "logits_scaling": "add_logit_scale",
+    "logit_scale": "add_logit_scale",
+}
+
+
+def _write_rope(writer: gguf.GGUFWriter, arch: str, config: Any) -> None:
+    """Parameters of rotary positions, as the converter writes them of each family."""
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    theta, dim = rope["rope_theta"], getattr(config, "head_dim", None)
+    dim = dim or config.hidden_size // config.num_attention_heads
+    if alpha := rope.get("alpha"):  # Hunyuan's base is scaled by the converter
+        theta *= alpha ** (dim / (dim - 2))
+    writer.add_rope_freq_base(theta)
+    partial = rope.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
+    writer.add_rope_dimension_count(int(dim * partial))
+    if rope.get("rope_type") == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _write_rope_factors(writer: gguf.GGUFWriter, arch: str, config: Any) -> None:
+    """The factors of longrope, which are tensors."""
+    if arch == "phi3" and "long_factor" in config.rope_parameters:
+        for name in ("long", "short"):
+            factors = np.array(config.rope_parameters[f"{name}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", factors)
 
 
 def write_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
@@ -168,52 +241,56 @@ def write_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
         writer.add_chat_template(settings["chat_template"])
 
 
-def _heads(name: str, arch: str, config: Any) -> int:
-    if arch != "llama" or "attn_q." not in name and "attn_k." not in name:
-        return 0
-    return config.num_attention_heads if "attn_q." in name else config.num_key_value_heads
+class Piece(NamedTuple):
+    """A tensor of a file, and where transformers' model has its numbers."""
+
+    name: str
+    view: torch.Tensor  # of the model's own memory
+    more: int = 0  # which the file adds to each number
+    heads: int = 0  # whose rows the file reorders; 0: it does not
 
 
-def _gguf_name(name: str, arch: str) -> str:
-    stem, _, leaf = name.rpartition(".")
-    block, rest = "", stem
-    if stem.startswith("model.layers."):
-        _, _, number, rest = stem.split(".", 3)
-        block = f"blk.{number}."
-    return f"{block}{(NAMES | GEMMA if arch == 'gemma2' else NAMES)[rest]}.{leaf}"
+def _parts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A tensor of the model by the names of checkpoints: stacks and fused experts taken apart."""
+    for theirs, ours in CHECKPOINT_NAMES:
+        name = name.replace(theirs, ours)
+    for end, base in (
+        (".experts.gate_up_proj", ".experts."),
+        (".block_sparse_moe.input_linear.weight", ".mlp.experts."),
+    ):
+        if name.endswith(end):
+            gate, up = tensor.chunk(2, dim=1)
+            base = name.removesuffix(end) + base
+            return {f"{base}gate_proj.weight": gate, f"{base}up_proj.weight": up}
+    if name.endswith(".shared_mlp.input_linear.weight"):
+        base, (gate, up) = name.removesuffix("shared_mlp.input_linear.weight"), tensor.chunk(2)
+        return {
+            f"{base}mlp.shared_experts.gate_proj.weight": gate,
+            f"{base}mlp.shared_experts.up_proj.weight": up,
+        }
+    if name.endswith(".experts.down_proj"):
+        return {f"{name}.weight": tensor}
+    if name.endswith("e_score_correction_bias"):
+        return {name.removesuffix("_bias") + ".bias": tensor.flatten()}
+    if name.endswith("shared_expert_gate.weight"):
+        return {name: tensor[0]}
+    return {name: tensor}
 
 
-def _tensors(model: PreTrainedModel, arch: str) -> dict[str, np.ndarray]:
-    found: dict[str, np.ndarray] = {}
-    for name, tensor in model.state_dict().items():
-        numbers = tensor.numpy()
-        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+def _pieces(model: PreTrainedModel, arch: str) -> list[Piece]:
+    """The tensors of the file, by the names that the package's own map gives them."""
+    config, number = model.config, next(key for key, one in gguf.MODEL_ARCH_NAMES.items() if one == arch)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    found = []
+    for key, tensor in model.state_dict().items():
+        if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if name.endswith("experts.gate_up_proj"):
-            base, half = name.removesuffix("gate_up_proj"), numbers.shape[1] // 2
-            found[_gguf_name(f"{base}gate_proj.weight", arch)] = numbers[:, :half].copy()
-            found[_gguf_name(f"{base}up_proj.weight", arch)] = numbers[:, half:].copy()
-        elif name.endswith("experts.down_proj"):
-            found[_gguf_name(f"{name}.weight", arch)] = numbers
-        else:
-            is_less = arch == "gemma2" and "norm" in name
-            flat = numbers[0] if name.endswith("shared_expert_gate.weight") else numbers
-            found[_gguf_name(name, arch)] = flat + 1 if is_less else flat
+        for name, view in _parts(key, tensor).items():
+            given = names.get_name(name, (".weight", ".bias"))
+            assert given is not None, f"the package has no name for {name} of {arch}"
+            module = given.rpartition(".")[0].rpartition(".")[2]
+            is_norm = "norm" in module and given.endswith(".weight")
+            more = int(arch in PLUS_ONE and is_norm)
+            found.append(Piece(given, view, more, heads.get(module, 0) if arch in PERMUTED else 0))
     return found
-
-
-def _put(state: dict[str, torch.Tensor], name: str, arch: str, numbers: np.ndarray) -> None:
-    """Writes what the file has of a tensor to the state of transformers' model."""
-    for own, tensor in state.items():
-        if own.endswith("experts.gate_up_proj"):
-            base, half = own.removesuffix("gate_up_proj"), tensor.shape[1] // 2
-            for part, rows in (("gate_proj", slice(0, half)), ("up_proj", slice(half, None))):
-                if _gguf_name(f"{base}{part}.weight", arch) == name:
-                    tensor[:, rows] = torch.from_numpy(numbers)
-        elif _gguf_name(own if own.endswith((".weight", ".bias")) else f"{own}.weight", arch) == name:
-            less = 1 if arch == "gemma2" and "norm" in own else 0
-            tensor.copy_(torch.from_numpy(numbers - less).reshape(tensor.shape))
-    if name == "token_embd.weight" and "output.weight" not in name and "lm_head.weight" in state:
-        head = state["lm_head.weight"]
-        if head.data_ptr() == state["model.embed_tokens.weight"].data_ptr():
-            head.copy_(torch.from_numpy(numbers))

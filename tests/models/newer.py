@@ -5,10 +5,12 @@ from typing import Any
 from transformers import (
     AfmoeConfig,
     ApertusConfig,
+    DbrxConfig,
     GraniteMoeSWAConfig,
     GraniteSWAConfig,
     HYV3Config,
     MellumConfig,
+    MiMoV2FlashConfig,
     PreTrainedConfig,
 )
 
@@ -31,6 +33,17 @@ NEWER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         LOCAL | EXPERTS | {"head_dim": 16, "num_shared_experts": 2, "route_scale": 1.5, "mup_enabled": True},
     ),
     "apertus": (ApertusConfig, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+    "dbrx": (
+        DbrxConfig,
+        {
+            "d_model": 64,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 512,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.3, "rope_theta": 1e4},
+            "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 8, "moe_top_k": 3},
+        },
+    ),
     "granite_swa": (GraniteSWAConfig, GRANITE),
     "granite_moe_swa": (
         GraniteMoeSWAConfig,
@@ -48,5 +61,26 @@ NEWER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         LOCAL
         | EXPERTS
         | {"num_local_experts": 8, "head_dim": 16, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "mimo_v2": (
+        MiMoV2FlashConfig,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "v_head_dim": 16,
+            "num_key_value_heads": 1,
+            "sliding_window": 7,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.5,
+            "n_group": 2,
+            "topk_group": 1,
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.334}
+                for kind, theta in (("full_attention", 1e5), ("sliding_attention", 1e4))
+            },
+        },
     ),
 }

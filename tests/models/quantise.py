@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.models.quantise_exports import EXPORTS
+from tests.models.quantise_tiles import TILED
 from tests.models.quantisers import (
     GROUP,
     SQUARE,
@@ -110,6 +111,7 @@ FORMATS: dict[str, tuple[Write, dict[str, Any] | str]] = {
     "modelslim W4A8_DYNAMIC": (lambda w, b: write_modelslim(w, "W4A8_DYNAMIC", b), "W4A8_DYNAMIC"),
     "modelslim W4A8 groups": (write_second, "W4A8_DYNAMIC"),
     **EXPORTS,
+    **TILED,
 }
 
 

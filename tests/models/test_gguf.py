@@ -8,12 +8,13 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
+from runtime.errors import ModelError
 from runtime.layers.quantization.ggml import READERS, dequantize_rows
 from runtime.models.config.gguf.types import TYPES
 from runtime.models.config.model_config import read_config
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import VOCAB_SIZE, make_checkpoint
-from tests.models.make_gguf import write_gguf
+from tests.models.make_gguf import LLAMAS, write_gguf
 from tests.models.reference import Reference
 
 PROMPTS = [
@@ -54,36 +55,99 @@ def test_sizes_are_those_of_ggml() -> None:
     assert all(sizes[number] == (kind.name, kind.block, kind.num_bytes) for number, kind in TYPES.items())
 
 
-CASES = {
+CASES: dict[str, dict[str, object]] = {
     "llama": {},
     "llama biases": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
     "llama tied, head_dim": {"tie_word_embeddings": True, "head_dim": 24},
     "mistral": {},
+    "mixtral": {},
     "qwen2": {},
     "qwen2 tied": {"tie_word_embeddings": True},
     "qwen3": {},
+    "gemma": {},
     "gemma2": {"query_pre_attn_scalar": 24},
+    "gemma3": {"query_pre_attn_scalar": 16},
     "qwen2_moe": {},
     "qwen3_moe": {},
+    "arcee": {},
+    "cohere": {"tie_word_embeddings": True},
+    "cohere2": {"tie_word_embeddings": True},
+    "dots1": {},
+    "ernie4_5": {"use_bias": False},
+    "ernie4_5_moe": {},
+    "exaone": {},
+    "exaone4": {},
+    "glm4": {},
+    "glm4_moe": {},
+    "granite": {},
+    "granite_moe": {},
+    "granite_moe_shared": {},
+    "hunyuan": {},
+    "internlm2": {},
+    "minimax_m2": {},
+    "nemotron": {},
+    "olmo2": {},
+    "olmo3": {},
+    "olmoe": {},
+    "phi3": {},
+    "seed_oss": {},
+    "smollm3": {"no_rope_layers": None, "num_hidden_layers": 4},
+    "starcoder2": {"sliding_window": None},
 }
+WIDE = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4}
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0], ids=["F32", "Q8_0"])
+# of each kind of change that files make one
+QUANTIZED = (
+    *("llama", "llama biases", "llama tied, head_dim", "mistral", "qwen2", "qwen2 tied", "qwen3", "gemma2"),
+    *("qwen2_moe", "qwen3_moe", "cohere", "glm4", "granite_moe_shared", "olmo3"),
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [*((case, Type.F32) for case in CASES), *((case, Type.Q8_0) for case in QUANTIZED)],
+    ids=lambda one: one.name if isinstance(one, Type) else one,
+)
 def test_a_family_is_what_its_file_holds(case: str, kind: Type, tmp_path: Path) -> None:
     """In float32 token for token, with quantized matrices as well: they are dequantized exactly."""
     family, sizes = case.split()[0].rstrip(","), {} if kind == Type.F32 else WIDE
-    if "moe" in family:
+    if "moe" in family or family == "dots1":
         sizes = sizes | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-    folder = make_checkpoint(family, tmp_path / "hf", **(sizes | CASES[case]))
+    if kind != Type.F32 and family == "granite_moe_shared":
+        sizes = sizes | {"shared_intermediate_size": 64}
+    folder = make_checkpoint(
+        "llama" if family in LLAMAS else family, tmp_path / "hf", **(sizes | CASES[case])
+    )
     path = tmp_path / "model.gguf"
-    model = write_gguf(folder, path, family, lambda name: kind)
+    model = write_gguf(folder, path, family, lambda name: Type.F32 if "norm" in name else kind)
     model.save_pretrained(tmp_path / "read")
     reference = Reference(tmp_path / "read")
     assert greedy(path, 6) == [reference.greedy(prompt, 6) for prompt in PROMPTS]
 
 
-WIDE = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4}
+@pytest.mark.parametrize(
+    "kind", [Type.IQ2_XXS, Type.IQ3_S, Type.IQ1_S, Type.TQ1_0, Type.TQ2_0], ids=lambda kind: kind.name
+)
+def test_types_of_tables(kind: Type, tmp_path: Path) -> None:
+    """Those that the package `gguf` computes, and ternary ones."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
+    folder = make_checkpoint("llama", tmp_path / "hf", **sizes)
+    path = tmp_path / "model.gguf"
+    model = write_gguf(folder, path, "llama", lambda name: kind if name.startswith("blk.") else Type.F32)
+    model.save_pretrained(tmp_path / "read")
+    reference = Reference(tmp_path / "read")
+    assert greedy(path, 6) == [reference.greedy(prompt, 6) for prompt in PROMPTS]
+
+
+def test_types_of_tables_need_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
+    folder = make_checkpoint("llama", tmp_path / "hf", **sizes)
+    path = tmp_path / "model.gguf"
+    write_gguf(folder, path, "llama", lambda name: Type.IQ1_S if "ffn_up" in name else Type.F32)
+    monkeypatch.setattr("runtime.models.config.gguf.tensors.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="ffn_up.weight is of type IQ1_S.*runtime-serve.gguf"):
+        read_config(path)
 
 
 def test_the_config_is_that_of_the_folder(tmp_path: Path) -> None:

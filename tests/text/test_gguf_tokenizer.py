@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 
 from runtime.errors import ModelError
-from runtime.text.gguf_tokenizer import PATTERNS
+from runtime.text.gguf_patterns import PATTERNS
 from runtime.text.vocabulary import Vocabulary
 from tests.models.make_gguf import write_tokenizer
 from tests.text import build

@@ -108,9 +108,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     try:
         from runtime.devices.cuda.attention_backends import open_hybrid_backend
         from runtime.devices.cuda.compile_ahead import open_compiler
+        from runtime.devices.cuda.flashinfer_states import open_state_steps
         from runtime.devices.cuda.fused import CudaFusedOps
         from runtime.devices.cuda.kernels.launch import gpu_of
-        from runtime.devices.cuda.kernels.recurrent import TritonStateSteps
         from runtime.devices.cuda.lora import CudaLoraOps
         from runtime.devices.cuda.mla_prolog import CudaPrologs
         from runtime.devices.cuda.moe import CudaExperts
@@ -145,7 +145,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         lora_ops=adapters,
         fused=CudaFusedOps(ops),
-        state_steps=TritonStateSteps() if start.recurrent_backend == "triton" else None,
+        state_steps=open_state_steps(start.recurrent_backend),
         mla_prologs=None if fusion == "off" else CudaPrologs(),
         streams=torch.cuda,
         side_stream=SideStream(torch.cuda) if fusion == "all" else None,

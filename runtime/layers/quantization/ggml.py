@@ -6,18 +6,21 @@
     Q3_K Q6_K          d * scale * (code - half of the codes)      scale of 16 numbers
     IQ4_NL IQ4_XS      d * table[code]                             XS: d * scale, of 32 numbers
     MXFP4              2^e * table[code]
+    TQ1_0 TQ2_0        d * (code - 1)                              code: 0, 1 or 2; five in a byte of TQ1_0
+    IQ1 IQ2 IQ3        d * scale * table[code], which the package `gguf` computes
 
 The lower half of a byte belongs to the first part of its block. All products are exact in float32 (at most 24
 bits), so there is one rounding at most, whatever the order.
 """
 
 from collections.abc import Callable
+from importlib import import_module
 
 import torch
 from torch import Tensor
 
 from runtime.layers.quantization.float4 import VALUES
-from runtime.models.config.gguf.types import BY_NAME, PLAIN
+from runtime.models.config.gguf.types import BY_NAME, PLAIN, TABLED
 
 IQ4_TABLE = torch.tensor(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.float32
@@ -31,6 +34,8 @@ def dequantize_rows(name: str, rows: Tensor) -> Tensor:
     if name in PLAIN:
         return rows.contiguous().view(DTYPES[name]).float()
     blocks = rows.reshape(-1, BY_NAME[name].num_bytes)
+    if name in TABLED:
+        return _from_tables(name, blocks).reshape(len(rows), -1)
     return READERS[name](blocks).reshape(len(rows), -1)
 
 
@@ -143,6 +148,30 @@ def _mxfp4(blocks: Tensor) -> Tensor:
     return MXFP4_TABLE[_nibbles(blocks[:, 1:]).int()] * bits.int().view(torch.float32)
 
 
+def _thirds(octets: Tensor, count: int) -> Tensor:
+    """[N, bytes] -> [N, count * bytes]: of all bytes the first of their codes of base 3, then the second.
+    A byte is a fraction of 256, from which a code is the whole part of three times it."""
+    powers = torch.tensor([1, 3, 9, 27, 81][:count], dtype=torch.uint8)
+    rest = octets.unsqueeze(1) * powers.view(1, -1, 1)  # modulo 256
+    return (rest.int() * 3 >> 8).flatten(1)
+
+
+def _tq1_0(blocks: Tensor) -> Tensor:
+    parts = _thirds(blocks[:, :32], 5), _thirds(blocks[:, 32:48], 5), _thirds(blocks[:, 48:52], 4)
+    return (torch.cat(parts, 1).float() - 1) * _half(blocks, 52)
+
+
+def _tq2_0(blocks: Tensor) -> Tensor:
+    return (_two_bits(blocks[:, :64].contiguous()).flatten(1).float() - 1) * _half(blocks, 64)
+
+
+def _from_tables(name: str, blocks: Tensor) -> Tensor:
+    """As a reader, by the tables of the package `gguf`, without which files of these types are refused."""
+    gguf = import_module("gguf")
+    numbers = gguf.quants.dequantize(blocks.contiguous().numpy(), gguf.GGMLQuantizationType[name])
+    return torch.from_numpy(numbers).float()
+
+
 READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -157,4 +186,6 @@ READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
 }

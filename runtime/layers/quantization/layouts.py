@@ -10,7 +10,8 @@
     online      weight, not quantized                 computed from it
 
 n is the number of codes in a 32-bit word; the first code is in the lowest bits, except in the shuffled order
-of awq. byte_layouts.py and bitsandbytes.py have the layouts of codes in bytes.
+of awq. byte_layouts.py and bitsandbytes.py have the layouts of codes in bytes, tiled_layouts.py those of
+codes in tiles.
 """
 
 from collections.abc import Callable
@@ -43,6 +44,7 @@ from runtime.layers.quantization.module_shard import (
     shard_of,
     skip,
 )
+from runtime.layers.quantization.tiled_layouts import marlin, qoq
 from runtime.layers.quantization.while_loading import dequantized_module
 from runtime.layers.weight import FLOATS, Shard, TensorReader
 from runtime.models.config.quantization_schemes import Fp8, Full, Int8, PackedInt
@@ -307,6 +309,9 @@ LAYOUTS: dict[str, Callable[[ModuleShard], ModuleTensors]] = {
     "int8_bytes": int8_bytes,
     "bitsandbytes_4": bitsandbytes_4,
     "bitsandbytes_8": bitsandbytes_8,
+    "marlin": marlin,
+    "qoq": qoq,
+    "qoq_groups": qoq,
 }
 
 

@@ -53,7 +53,7 @@ class LayerEmbeddings(Struct, frozen=True, kw_only=True):
 
 
 class GlobalHeads(Struct, frozen=True, kw_only=True):
-    """Heads of layers without a window, where they differ from those with one."""
+    """Heads of layers without a window, where they differ from those with one. They have no sinks."""
 
     head_dim: int
     num_kv_heads: int

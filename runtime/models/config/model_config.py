@@ -117,6 +117,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     layer_embeddings: LayerEmbeddings | None = None  # None: tokens have nothing for single layers
     global_heads: GlobalHeads | None = None  # None: heads of layers without a window are as the others
     window_heads: int = 0  # query heads of layers with a window; 0: as many as in the others
+    value_dim: int = 0  # numbers of a value; 0: head_dim
+    value_scale: float = 1.0  # factor on values
     gate_dim: int = 0  # numbers of the gate of each head's attention output (models/step3.py): 1 or head_dim
     doubles_shared: bool = False  # layers with the keys of another have feed-forwards of twice the size
     # of each layer: the one whose keys and values it reads; empty: each layer has its own
@@ -184,17 +186,15 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
     def of_layer(self, index: int) -> "ModelConfig":
         """The configuration with the sizes of a layer's heads and feed-forward."""
-        inner = self.intermediate_size
-        if self.doubles_shared and not self.has_own_keys(index):
-            inner *= 2
-        heads = self.global_heads
-        if self.window_heads and self.windows[index]:
-            return structs.replace(self, intermediate_size=inner, num_heads=self.window_heads)
-        if heads is None or self.windows[index]:
-            return structs.replace(self, intermediate_size=inner)
-        return structs.replace(
-            self, intermediate_size=inner, head_dim=heads.head_dim, num_kv_heads=heads.num_kv_heads
-        )
+        is_double = self.doubles_shared and not self.has_own_keys(index)
+        own = structs.replace(self, intermediate_size=self.intermediate_size * (1 + is_double))
+        heads, has_window = self.global_heads, self.windows[index] > 0
+        if self.window_heads and has_window:
+            return structs.replace(own, num_heads=self.window_heads)
+        if heads is None or has_window:
+            return own
+        dim, num_kv = heads.head_dim, heads.num_kv_heads
+        return structs.replace(own, head_dim=dim, num_kv_heads=num_kv, has_sinks=False)
 
     def rope_of(self, index: int) -> Rope:
         """Rotary positions of a layer."""

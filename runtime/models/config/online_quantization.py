@@ -11,7 +11,10 @@ SCHEMES: dict[str, Scheme] = {
     "w8a8_int8": Int8(),
     "int8": Int8(),
     "int4": PackedInt(bits=4, group_size=32, has_half_scales=True),
+    "quark_int4fp8_moe": Fp8(),
 }
+# --quantization -> scheme of experts, where it is another one
+EXPERTS: dict[str, Scheme] = {"quark_int4fp8_moe": PackedInt(bits=4, group_size=32, has_half_scales=True)}
 # --torchao-config -> scheme; int4wo-N as well
 TORCHAO: dict[str, Scheme] = {
     "int8wo": PackedInt(bits=8, group_size=0),

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from runtime.errors import ModelError
 from runtime.json_value import Fields
-from runtime.models.config.online_quantization import PREFIX, SCHEMES, online_scheme
+from runtime.models.config.online_quantization import EXPERTS, PREFIX, SCHEMES, online_scheme
 from runtime.models.config.quantization_exports import (
     read_auto_round,
     read_bitsandbytes,
@@ -28,16 +28,20 @@ from runtime.models.config.quantization_readers import (
     read_fbgemm,
     read_fp8,
     read_gptq,
+    read_marlin,
     read_mxfp8,
+    read_qoq,
     read_w4afp8,
     read_w8a8,
 )
-from runtime.models.config.quantization_rules import Rule, all_but, matches, need
+from runtime.models.config.quantization_rules import ROUTED_EXPERTS, Rule, all_but, matches, need
 from runtime.models.config.quantization_schemes import Fp8, Full, Ggml, Int8, PackedInt, Scheme, WeightFormat
 from runtime.regular_file import read_regular
 
 MODELOPT_FILE = "hf_quant_config.json"
 DESCRIPTION = "quant_model_description*.json"
+# where QoQ says what it did, which config.json does not name
+QOQ_FILES = ("quant_config.json", "quantize_config.json")
 # other names of a checkpoint's method
 METHODS = {
     "gptq_marlin": "gptq",
@@ -49,7 +53,7 @@ METHODS = {
 # values of --quantization that fit a checkpoint's method, besides its own name
 NAMES: dict[str, tuple[str, ...]] = {
     "awq": ("awq_marlin", "moe_wna16"),
-    "gptq": ("gptq_marlin", "moe_wna16"),
+    "gptq": ("gptq_marlin", "marlin", "moe_wna16"),
     "auto-round": ("gptq", "awq", "gptq_marlin", "awq_marlin", "moe_wna16"),
     "modelopt": ("modelopt_fp8", "modelopt_fp4", "petit_nvfp4"),
     "fbgemm_fp8": ("fp8", "w8a8_fp8"),
@@ -119,7 +123,7 @@ class Quantization(Struct, frozen=True, kw_only=True):
 def read_quantization(folder: Path, hf: Fields | None, requested: str | None) -> Quantization | None:
     """`hf`: config.json's quantization_config; `requested`: --quantization. -> None: weights are not
     quantized. Raises ModelError for a quantization that is not supported, or another one than requested."""
-    result = _read(folder, hf)
+    result = _read(folder, _qoq_fields(folder) if requested == "qoq" and hf is None else hf)
     if requested is None:
         return result
     if result is None:
@@ -151,6 +155,8 @@ def _online(requested: str) -> Quantization:
         )
     method = requested.replace(PREFIX, "torchao ")
     rules = all_but(WeightFormat(scheme, "online"), ["lm_head"])
+    if (of_experts := EXPERTS.get(requested)) is not None:
+        rules = (Rule(ROUTED_EXPERTS, WeightFormat(of_experts, "online")), *rules)
     return Quantization(method=method, rules=rules, is_online=True)
 
 
@@ -177,6 +183,12 @@ def _read(folder: Path, hf: Fields | None) -> Quantization | None:
             "restore the file from the model's source"
         ) from None
     return Quantization(method=method, rules=rules)
+
+
+def _qoq_fields(folder: Path) -> Fields | None:
+    """What QoQ says in a file of its own; None: there is none."""
+    found = [_json(folder / name) for name in QOQ_FILES if (folder / name).exists()]
+    return found[0] | {"quant_method": "qoq"} if found else None
 
 
 def _modelopt_fields(folder: Path) -> Fields | None:
@@ -221,6 +233,8 @@ READERS: dict[str, Callable[[Fields], tuple[Rule, ...]]] = {
     "w8a8_int8": partial(read_w8a8, Int8),
     "awq": read_awq,
     "gptq": read_gptq,
+    "marlin": read_marlin,
+    "qoq": read_qoq,
     "compressed-tensors": read_compressed,
     "auto-round": read_auto_round,
     "bitsandbytes": read_bitsandbytes,

@@ -1,9 +1,9 @@
-"""quantization_config of fp8, AWQ, GPTQ and compressed-tensors. Torch-free."""
+"""quantization_config of fp8, AWQ, GPTQ, Marlin, QoQ and compressed-tensors. Torch-free."""
 
 from typing import Literal
 
 from runtime.json_value import Fields
-from runtime.models.config.quantization_rules import Rule, all_but, need
+from runtime.models.config.quantization_rules import ROUTED_EXPERTS, Rule, all_but, need
 from runtime.models.config.quantization_schemes import Fp8, Int8, Layout, PackedInt, WeightFormat
 
 COMPRESSED = "compressed-tensors"
@@ -12,6 +12,7 @@ FLOAT4 = {
     "mxfp4-pack-quantized": WeightFormat(Fp8(32, "none"), "mxfp4_packed"),
 }
 EIGHT_BITS = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized")
+QOQ_GROUP = 128  # inputs of a group of QoQ
 FP8_FIELDS = ("weight_block_size", "modules_to_not_convert", "ignored_layers", "fmt")
 
 
@@ -52,7 +53,7 @@ def read_w4afp8(hf: Fields) -> tuple[Rule, ...]:
     group = int(hf.get("group_size", 128))
     experts = WeightFormat(PackedInt(4, group), "int4_bytes")
     rest = read_fp8({"weight_block_size": [128, 128]} | {k: v for k, v in hf.items() if k in FP8_FIELDS})
-    return (Rule("re:.*\\.experts\\.", experts), *rest)
+    return (Rule(ROUTED_EXPERTS, experts), *rest)
 
 
 def read_awq(hf: Fields) -> tuple[Rule, ...]:
@@ -73,6 +74,8 @@ def read_awq(hf: Fields) -> tuple[Rule, ...]:
 def read_gptq(hf: Fields) -> tuple[Rule, ...]:
     """GPTQModel, AutoGPTQ. Codes of 2 and 3 bits are held in 4, which is exact. `dynamic` has other
     parameters for the modules that its expressions match."""
+    if hf.get("checkpoint_format") == "marlin" or hf.get("is_marlin_format"):
+        return read_marlin(hf)
     need(not hf.get("lm_head"), "gptq", "a quantised lm_head")
     rules = []
     for name, changes in (hf.get("dynamic") or {}).items():
@@ -92,6 +95,20 @@ def gptq_format(hf: Fields, version: str | None = None) -> WeightFormat:
         8 if bits == 8 else 4, max(group, 0), has_zero_points=True, has_g_idx=bool(hf.get("desc_act"))
     )
     return WeightFormat(codes, layout, code_bits=bits)
+
+
+def read_marlin(hf: Fields) -> tuple[Rule, ...]:
+    """Codes of 4 bits around 8, in the order of Marlin's kernel."""
+    bits, group = hf.get("bits", 4), hf["group_size"]
+    need(bits == 4 and not hf.get("lm_head"), "marlin", f"{bits} bits, or a quantised lm_head")
+    return all_but(WeightFormat(PackedInt(4, max(group, 0)), "marlin"), [])
+
+
+def read_qoq(hf: Fields) -> tuple[Rule, ...]:
+    """QoQ: what its 4 bits mean are integers of 8 bits, which meet activations of 8 bits."""
+    bits, group = hf["wbits"], hf["group_size"]
+    need(bits == 4 and group in (-1, QOQ_GROUP), "qoq", f"{bits} bits in groups of {group}")
+    return all_but(WeightFormat(Int8(), "qoq" if group == -1 else "qoq_groups"), [])
 
 
 def read_compressed(hf: Fields) -> tuple[Rule, ...]:

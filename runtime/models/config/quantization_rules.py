@@ -22,6 +22,8 @@ PREFIXES = (
     "thinker.model.",
 )
 
+ROUTED_EXPERTS = "re:.*\\.experts\\."  # pattern of a rule for these
+
 
 class Rule(Struct, frozen=True):
     """The format of all modules that a pattern matches."""

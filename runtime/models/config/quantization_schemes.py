@@ -123,6 +123,9 @@ Layout = Literal[
     "int8_bytes",
     "bitsandbytes_4",
     "bitsandbytes_8",
+    "marlin",
+    "qoq",
+    "qoq_groups",
 ]
 
 

@@ -19,6 +19,18 @@ GRANITE_NAMES: Renames = (
     (".shared_mlp.", ".mlp.shared_experts."),
 )
 
+DBRX_NAMES: Renames = (
+    ("transformer.blocks.", "layers."),
+    ("transformer.wte.", "embed_tokens."),
+    ("transformer.norm_f.", "norm."),
+    (".norm_attn_norm.norm_1.", ".input_layernorm."),
+    (".norm_attn_norm.norm_2.", ".post_attention_layernorm."),
+    (".norm_attn_norm.attn.out_proj.", ".self_attn.o_proj."),
+    (".norm_attn_norm.attn.", ".self_attn."),
+    (".ffn.router.layer.", ".mlp.gate."),
+    (".ffn.experts.", ".mlp.experts."),
+)
+
 # names of the heads of reward models
 REWARD_NAMES: Renames = (("score.0.", "score.first."), ("score.2.", "score.second."))
 

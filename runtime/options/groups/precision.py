@@ -53,9 +53,8 @@ class Precision(Group, frozen=True, kw_only=True):
         Quantization | None,
         option(
             "Format of quantized weights; none of it reads what the checkpoint says.",
-            later=("marlin", "qoq", "quark_int4fp8_moe"),
-            note="fp8, w8a8_fp8, int8 (w8a8_int8) and int4 quantise a plain checkpoint while it is loaded; "
-            "the others, and these with a quantised one, "
+            note="fp8, w8a8_fp8, int8 (w8a8_int8), int4 and quark_int4fp8_moe quantise a plain checkpoint "
+            "while it is loaded; the others, and these with a quantised one, "
             "only check that the checkpoint is what they say; see quantization.md",
         ),
     ] = None

@@ -40,11 +40,11 @@ class States(Group, frozen=True, kw_only=True):
     mamba_backend: A[
         Literal["triton", "flashinfer", "cpu", "torch_native"] | Auto,
         option(
-            "Kernels of recurrent layers: cpu on the CPU, triton for decodes on cuda, torch_native (torch's) "
-            "anywhere.",
-            later=("flashinfer",),
+            "Kernels of recurrent layers: cpu on the CPU, triton and flashinfer for decodes on cuda, "
+            "torch_native (torch's) anywhere.",
             note="Mamba 1 is torch's in any case, and Kimi's delta rule on the CPU; triton has been run in "
-            "its interpreter and compiled, not on a card, and is not the default",
+            "its interpreter and compiled, flashinfer (Mamba 2 alone; delta rules are then triton's) on a "
+            "double of its package, neither on a card, and they are not the default",
         ),
     ] = "auto"
     dllm_algorithm: A[str | None, planned("How a diffusion model fills its tokens in.")] = None

@@ -44,7 +44,7 @@ def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) 
     if plan.states.mamba_backend not in device.recurrent_backends:
         return (
             f"--mamba-backend {plan.states.mamba_backend} is not possible on {device.name}, which has "
-            f"{' and '.join(device.recurrent_backends)}; leave it out"
+            f"{', '.join(device.recurrent_backends)}; leave it out"
         )
     return None
 

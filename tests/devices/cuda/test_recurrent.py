@@ -1,6 +1,7 @@
 """One token of recurrent layers against their definition in torch: scans and delta rules of several sizes,
 states of both kinds, and a whole model."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,16 @@ from torch import Tensor
 from runtime.devices.base import Device
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
+from runtime.devices.cuda.flashinfer_states import FlashInferStateSteps, open_state_steps
 from runtime.devices.cuda.kernels.recurrent import TritonStateSteps
 from runtime.devices.progress import without_progress
+from runtime.errors import StartError
 from runtime.layers.recurrent.delta_rule import delta_step, unit
 from runtime.layers.recurrent.mamba2 import scan_step
 from runtime.messages.ranks import StartRank
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
+from tests.devices.cuda import states_double
 from tests.devices.cuda.torch_device import HAS_GPU, TORCH_DEVICE, near
 from tests.devices.drive import Planner, start_rank
 from tests.models.compare import expected_of, in_company, random_prompts
@@ -53,6 +57,27 @@ def test_scan(groups: int, heads: int, size: int, kept: int, dtype: torch.dtype)
     given = tuple(x.to(TORCH_DEVICE) for x in inputs)
     found = TritonStateSteps().scan(a.to(TORCH_DEVICE), given, state, SLOTS.to(TORCH_DEVICE))
     check(found, state, expected, after, before)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_scan_of_flashinfer(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a double of the package."""
+    states_double.install(monkeypatch)
+    rows, groups, heads, size, kept = len(SLOTS), 2, 6, 10, 24
+    before = random(6, heads, size, kept, seed=1).to(dtype)
+    a, step = -random(heads, seed=2).exp(), random(rows, heads, seed=3).exp()
+    inputs = (random(rows, heads, size, seed=4), step, *(random(rows, groups, kept, seed=s) for s in (5, 6)))
+    expected, after = scan_step(a, inputs, before[SLOTS].float())
+    state = before.clone()
+    found = FlashInferStateSteps().scan(a, inputs, state, SLOTS)
+    check(found, state, expected, after, before)
+
+
+def test_a_start_without_the_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer.mamba", None)
+    with pytest.raises(StartError, match="--mamba-backend flashinfer.*pip install"):
+        open_state_steps("flashinfer")
+    assert open_state_steps("torch_native") is None
 
 
 @pytest.mark.parametrize("dtype", TYPES)

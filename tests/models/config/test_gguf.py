@@ -103,14 +103,14 @@ def test_what_is_not_served_is_named(tmp_path: Path) -> None:
     strange = write(tmp_path / "c.gguf", strange__weight=np.ones((4, 32), np.float32))
     with pytest.raises(ModelError, match=r"strange.weight in c.gguf belongs to nothing"):
         check_weight_files(strange)
-    kind = gguf.GGMLQuantizationType.IQ2_XXS
+    kind = gguf.GGMLQuantizationType.NVFP4
     writer = gguf.GGUFWriter(tmp_path / "d.gguf", "llama")
-    writer.add_tensor("output.weight", np.zeros((2, 66), np.uint8), raw_dtype=kind)
+    writer.add_tensor("output.weight", np.zeros((2, 36), np.uint8), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelError, match=r"output.weight is of type IQ2_XXS, which is not read"):
+    with pytest.raises(ModelError, match=r"output.weight is of type NVFP4, which is not read"):
         list(sources(read_gguf(tmp_path / "d.gguf")))
 
 

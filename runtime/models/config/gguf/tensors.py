@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from msgspec import Struct
 
 from runtime.errors import ModelError
 from runtime.models.config.gguf.container import Gguf, GgufTensor
-from runtime.models.config.gguf.types import CODED, PLAIN
+from runtime.models.config.gguf.families import family_of
+from runtime.models.config.gguf.metadata import Metadata
+from runtime.models.config.gguf.types import CODED, PLAIN, TABLED
 
 OUTER = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
 BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
@@ -29,14 +32,10 @@ LAYER = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
-GEMMA = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+CORRECTION = "mlp.gate.e_score_correction"  # of a router, whose name in checkpoints ends with _bias
 # all experts of a layer in one tensor
 EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
-READ_APART = ("rope_freqs.weight",)  # by config.py
+READ_APART = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # by config.py
 RESHAPED = {"mlp.shared_expert_gate": 2}  # dimensions, where GGUF has one less
 
 
@@ -55,16 +54,20 @@ def sources(gguf: Gguf) -> Iterator[Source]:
     """All tensors of the checkpoint, with stacks of experts taken apart. Raises ModelError for a tensor or a
     type that is not known here."""
     arch = str(gguf.metadata.get("general.architecture"))
-    heads = gguf.metadata.get(f"{arch}.attention.head_count", 0)
-    kv_heads = gguf.metadata.get(f"{arch}.attention.head_count_kv", heads)
-    turned = {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads} if arch == "llama" else {}
-    names = LAYER | GEMMA if arch == "gemma2" else LAYER
+    meta, family = Metadata(gguf, arch), family_of(gguf)
+    heads = meta.number("attention.head_count") or 0
+    turned = {"self_attn.q_proj": heads, "self_attn.k_proj": meta.number("attention.head_count_kv") or heads}
+    names = LAYER | family.names
+    drafts = int(meta.number("nextn_predict_layers") or 0)
+    first_draft = int(meta.needed("block_count")) - drafts if drafts else None
     for tensor in gguf.tensors.values():
-        if tensor.name in READ_APART:
-            continue
-        check_type(tensor)
         stem, _, leaf = tensor.name.rpartition(".")
         block = BLOCK.fullmatch(stem)
+        if tensor.name in READ_APART:
+            continue
+        if block is not None and first_draft is not None and int(block[1]) >= first_draft:
+            continue
+        check_type(tensor)
         module = OUTER.get(stem) if block is None else names.get(block[2])
         prefix = "" if block is None else f"layers.{block[1]}."
         if block is not None and block[2] in EXPERTS:
@@ -78,12 +81,13 @@ def sources(gguf: Gguf) -> Iterator[Source]:
         shape = tensor.shape
         if len(shape) < RESHAPED.get(module, 0):
             shape = (1, *shape)
+        is_norm = len(shape) == 1 and "norm" in module and leaf == "weight"
         yield Source(
-            name=f"{prefix}{module}.{leaf}",
+            name=f"{prefix}{module}{'_' if module == CORRECTION else '.'}{leaf}",
             tensor=tensor,
             shape=shape,
-            heads=int(turned.get(module) or 0),  # type: ignore[arg-type]
-            less=int(arch == "gemma2" and len(shape) == 1 and "norm" in module),
+            heads=int(turned.get(module, 0)) if family.is_permuted else 0,
+            less=family.norms_less if is_norm else 0,
         )
 
 
@@ -93,6 +97,11 @@ def check_type(tensor: GgufTensor) -> None:
         raise ModelError(
             f"{tensor.name} is of type {tensor.type}, which is not read; take a GGUF file of the same model "
             f"in one of {', '.join(CODED)}"
+        )
+    if tensor.type in TABLED and find_spec("gguf") is None:
+        raise ModelError(
+            f"{tensor.name} is of type {tensor.type}, whose tables are those of the package gguf: "
+            "pip install 'runtime-serve[gguf]'"
         )
 
 

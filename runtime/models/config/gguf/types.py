@@ -44,11 +44,15 @@ TYPES: dict[int, GgmlType] = {
         (34, "TQ1_0", 256, 54),
         (35, "TQ2_0", 256, 66),
         (39, "MXFP4", 32, 17),
+        (40, "NVFP4", 64, 36),
+        (41, "Q1_0", 128, 18),
     )
 }
 BY_NAME = {kind.name: kind for kind in TYPES.values()}
 # types of numbers that are no codes, by the dtype of config.json that holds them without loss
 PLAIN = {"F32": "float32", "F64": "float32", "F16": "float16", "BF16": "bfloat16"}
+# types of codes that are places in tables, which the package `gguf` has
+TABLED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 # types of codes that are read (layers/quantization/ggml.py)
 CODED = (
     "Q4_0",
@@ -64,4 +68,7 @@ CODED = (
     "IQ4_NL",
     "IQ4_XS",
     "MXFP4",
+    "TQ1_0",
+    "TQ2_0",
+    *TABLED,
 )
