@@ -41,6 +41,7 @@ from runtime.ranks.pipeline import of_stage, open_pipeline
 from runtime.ranks.profile_run import largest_step, run_largest_step, step_pages
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.slots import Slots
+from runtime.ranks.step_copies import Reported, unreported
 from runtime.ranks.weights_loader import WeightsLoader, read_model
 
 UNBOUNDED = (1 << 31) - 1  # of what a rank has none of, and others have
@@ -60,15 +61,18 @@ class StartedRank:
 
 
 def start_torch_rank(
-    rank: int, start: StartRank, progress: Progress, open_device: OpenDevice, facts: DeviceFacts
+    rank: int,
+    start: StartRank,
+    progress: Progress,
+    open_device: OpenDevice,
+    facts: DeviceFacts,
+    reported: Reported = unreported,
 ) -> StartedRank:
-    """Opens the device, loads weights and allocates memory. Raises StartError, ModelError among them."""
+    """Opens the device, loads weights and allocates memory. `reported`: see ModelRunner. Raises StartError,
+    ModelError among them."""
     times = [perf_counter()]
     progress("device", 0, 0)
-    config = read_model(start, facts.schemes, rank % start.attention_layout.num_head_ranks)
-    dtype = resolve_dtype(start.dtype, config, (*facts.dtypes, *facts.other_dtypes))
-    if config.quantization is not None:
-        require_supported(config.quantization.schemes, facts.schemes, facts.name)
+    config, dtype = read_supported(rank, start, facts)
     device = with_aux_layers(open_device(start, rank, dtype), start, config, facts.schemes)
     budget = int(device.memory.free_bytes() * start.memory_fraction)
     times.append(perf_counter())
@@ -115,6 +119,7 @@ def start_torch_rank(
         open_drafts(device, draft, slots, draft_kv, start, dtype, dtypes.states),
         open_pipeline(device, start, config, dtype),
         start.encoding == "shared",
+        reported,
     )
     weights = open_draft_weights(runner.drafts, draft_loader, draft, start)
     memory_saver = MemorySaver(rank, runner, loader, loaded.num_bytes, dtypes.kv, sizes, host, weights)
@@ -122,6 +127,15 @@ def start_torch_rank(
     ready = report(rank, runner, sizes, weights_bytes, np.diff(times).tolist())
     ready = with_sizes(ready, host, states, has_states=keeps_states(start, config))
     return StartedRank(runner, memory_saver, ready, start.trace_folder, start.num_ranks)
+
+
+def read_supported(rank: int, start: StartRank, facts: DeviceFacts) -> tuple[ModelConfig, torch.dtype]:
+    """The model, and the type of its activations. Raises ModelError for what the device does not compute."""
+    config = read_model(start, facts.schemes, rank % start.attention_layout.num_head_ranks)
+    dtype = resolve_dtype(start.dtype, config, (*facts.dtypes, *facts.other_dtypes))
+    if config.quantization is not None:
+        require_supported(config.quantization.schemes, facts.schemes, facts.name)
+    return config, dtype
 
 
 def report(
