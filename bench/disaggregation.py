@@ -71,7 +71,7 @@ async def send_pages(connection: socket.socket, num_pages: int) -> None:
     for _ in range(ROUNDS):
         await wire.receive(PAGES, None)
         for part in portions(pages, num_pages):
-            await wire.send_pages(Pages(len(part)), [pages.page(number) for number in part])
+            await wire.send_pages(Pages(len(part)), pages.views(part))
 
 
 async def receive_pages(port: int, num_pages: int) -> float:
@@ -83,7 +83,7 @@ async def receive_pages(port: int, num_pages: int) -> float:
         await wire.send(Pages(0))
         for part in portions(pages, num_pages):
             await wire.receive(PAGES)
-            await wire.receive_pages([pages.page(number) for number in part])
+            await wire.receive_pages(pages.views(part))
         times.append(time.perf_counter() - begin)
     wire.close()
     return num_pages * pages.layout.page_bytes / 2**20 / median(times)
@@ -149,13 +149,11 @@ def read_shared(num_pages: int) -> tuple[float, float]:
             begin = time.perf_counter()
             for part in portions(source, num_pages):
                 if is_plain:
-                    for number in part:
-                        views = zip(target.page(number).views, source.page(number).views, strict=True)
-                        for own, other in views:
-                            own[:] = other
+                    for own, other in zip(target.views(part), source.views(part), strict=True):
+                        own[:] = other
                 else:
                     reading = FileReading([os.dup(fd) for fd in source.fds])
-                    reading.read([p for n in part for p in places.page(n, target.page(n).views)])
+                    reading.read(list(places.pages(part, target.views(part))))
                     reading.close()
             times[is_plain].append(time.perf_counter() - begin)
     num_mib = num_pages * source.layout.page_bytes / 2**20

@@ -26,7 +26,7 @@ from runtime.messages.ranks import (
     StandingBy,
     StartRank,
 )
-from runtime.messages.steps import StepResult
+from runtime.messages.steps import PartsSaved, StepResult
 from runtime.ranks import ring
 
 
@@ -41,6 +41,7 @@ class Replies:
         self.placed = RankReplies[ExpertsPlaced](num_ranks)
         self.memory_reports = RankReplies[MemoryReport](num_ranks)
         self.encoded = RankReplies[RowsEncoded](1)
+        self.saved: list[PartsSaved] = []
 
     def end(self) -> None:
         """A rank has ended."""
@@ -108,6 +109,8 @@ class Rank:
                 replies.counts.add(counts)
             case MemoryReport() as report:
                 replies.memory_reports.add(report)
+            case PartsSaved() as saved:
+                replies.saved.append(saved)
             case RowsEncoded() as encoded:
                 replies.encoded.add(encoded)
             case StandingBy():

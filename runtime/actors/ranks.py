@@ -79,6 +79,7 @@ class Ranks:
         self.died: RankDied | None = None
         self._replies = Replies(setup.num_ranks) if processes is None else processes.replies
         self.captured = self._replies.captured  # results of captures; the reader removes them
+        self.saved = self._replies.saved  # layers of pages; the reader removes them
         self.adapters = self._replies.adapters
         self.placed = self._replies.placed
         self.grammars = self._replies.grammars
@@ -335,7 +336,7 @@ class Ranks:
         """Messages of a rank have come, these results among them."""
         self._changed.set()
         self._results += results
-        if results or self.captured:
+        if results or self.captured or self.saved:
             if self._wake is not None:
                 self._wake()
 

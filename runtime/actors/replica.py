@@ -23,6 +23,7 @@ from runtime.actors.rank_commands import RankCommands
 from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.ranks import Ranks
 from runtime.actors.replica_nodes import ReplicaNodes
+from runtime.actors.saved_parts import take_saved_parts
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.storage import StorageActor, open_storage
 from runtime.actors.supervisor import Driver, Supervisor
@@ -338,6 +339,9 @@ class Replica:
         if plan.logs.decode_log_interval is not None:
             fields = {"replica": self.index} if self._num_replicas > 1 else {}
             observers.append(StepLog(plan.logs.decode_log_interval, self.load, fields).observe)
+        if self.pages is not None:
+            group = self.index if plan.parallel.attention_layout.num_groups > 1 else 0
+            observers.append(partial(take_saved_parts, self.pages, group))
         return observers
 
     def _log_start(self) -> None:

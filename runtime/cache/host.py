@@ -13,7 +13,8 @@ forward pass. Nothing here waits for them; they are correct because ranks run st
   one host page twice, or to a page that it also loads from. Later plans may use them for anything, since
   they run later.
 - Storage tiers read and write host memory outside the order of steps. A page may be read once the result of
-  the step that saved it has arrived (`confirm`), and is pinned meanwhile. Pages to be written are those
+  the step that saved it has arrived (`confirm`), and is pinned meanwhile. Of a page that the step computes,
+  the parts may be read that all ranks have said to have saved (`saved_parts`). Pages to be written are those
   that no step in flight touches (`reserve`); the writer owns them until it puts them into the tree or
   returns them.
 - When ranks die, their steps in flight may or may not have run. What these steps saved is forgotten, and
@@ -29,11 +30,13 @@ from msgspec import Struct
 
 from runtime.cache.node import Node
 from runtime.cache.prefix import PrefixTree
+from runtime.cache.saved_parts import SavedParts
 from runtime.messages.steps import PageCopies
 
 if TYPE_CHECKING:
     from runtime.cache.host_states import HostStates
 
+NOTICE_BYTES = 2 << 20  # PageCopies.notice_bytes: a millisecond or two on the way to another server
 SAVES_PER_STEP = 256  # saves are spread over steps, so that no step is delayed by many of them
 _PLANNED = -1  # Node.save_step until the plan has its number
 
@@ -82,6 +85,7 @@ class HostTier:
         self.has_storage = config.has_storage
         self.saves_in_step = config.saves_in_step
         self.states: HostStates | None = None  # of recurrent layers
+        self.saved_parts = SavedParts()
         self.confirmed: list[Node] = []  # nodes whose saves have completed since storage last took them
         # nodes to save, from the next plan on: pages published by a plan are computed by its step
         self._due: deque[Node] = deque()
@@ -168,7 +172,10 @@ class HostTier:
             _pages(load_pages),
             _pages(pages),
             _pages(hosts),
+            NOTICE_BYTES if pages else 0,
         )
+        if pages:
+            self.saved_parts.begin(step)
         for node, _, _ in (*saves, *self._loads):
             self.tree.unpin(node)
         self._saves, self._loads, self._computed = [], [], []
@@ -180,6 +187,7 @@ class HostTier:
             self.states.confirm(step)
         while self._in_flight and self._in_flight[0].step <= step:
             flight = self._in_flight.popleft()
+            self.saved_parts.end(flight.step)
             for node, host in flight.saves:
                 if node.host == host and node.save_step == flight.step:
                     node.save_step = 0
@@ -190,6 +198,7 @@ class HostTier:
     def lose_ranks(self) -> None:
         """The ranks died, and their steps in flight with them. Called after PrefixTree.lose_device."""
         self._in_flight.clear()
+        self.saved_parts.clear()
         for node in self._due:
             node.is_due = False
         self._due.clear()

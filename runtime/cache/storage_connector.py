@@ -102,7 +102,7 @@ class StorageConnector:
         return [self.pin(node) for node in nodes if node.host and not node.save_step and node.is_attached]
 
     def pin(self, node: Node) -> Pin:
-        """Pins a page that is complete in host memory (`Node.host` set, `save_step` 0)."""
+        """Pins a page that is in host memory (`Node.host` set): complete (`save_step` 0), or being saved."""
         node.pins += 1
         return Pin(self.key(node), node.host, node, self.cache.tree)
 

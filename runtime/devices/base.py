@@ -34,7 +34,7 @@ from runtime.devices.lora import LoraOps
 from runtime.devices.mla_prologs import MlaPrologs
 from runtime.devices.operands import FusedOps, LogitsOps, Quantized
 from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, PackedWeight, RowQuantizer
-from runtime.devices.page_copies import PageCopier, PageLoads
+from runtime.devices.page_copies import PageCopier, PageLoads, PageSaves
 from runtime.devices.recurrent import RecurrentKernels, StateSteps
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.devices.sparse_latents import SparseLatentOps
@@ -88,6 +88,7 @@ class ForwardBatch:
     # the first tokens and the others, which are computed in turns (ranks/two_batches.py); None: all at once
     micro_batches: "tuple[ForwardBatch, ForwardBatch] | None" = None
     cross: CrossBatch | None = None  # None: the model attends to no sounds
+    page_saves: PageSaves | None = None  # pages that this step computes, and saves layer by layer
 
 
 class Ops(Protocol):

@@ -53,13 +53,7 @@ class PageGeometry:
         self.page_bytes = sum(part_bytes)
         self.layout = layout
         self.regions = self._locate(LAYOUTS[layout](range(len(part_bytes))))
-        self._chunks: list[Region] = []  # contiguous parts joined
-        for index in map(self.regions.__getitem__, range(len(part_bytes))):
-            last = self._chunks[-1] if self._chunks else None
-            if last is not None and last.begin == index.begin and last.offset + last.size == index.offset:
-                self._chunks[-1] = last._replace(size=last.size + index.size)
-            else:
-                self._chunks.append(index)
+        self._chunks: dict[range, list[Region]] = {}  # contiguous ones of these parts joined
 
     def _locate(self, groups: list[range]) -> dict[int, Region]:
         regions, begin = {}, 0
@@ -71,10 +65,24 @@ class PageGeometry:
             begin += self.num_pages * sum(sizes)
         return regions
 
-    def spans(self, page: int) -> list[tuple[int, int]]:
-        """Offsets and sizes of a page's bytes, as few as the layout allows, in the order of its parts."""
+    def spans(self, page: int, parts: range | None = None) -> list[tuple[int, int]]:
+        """Offsets and sizes of the bytes of a page, or of some parts of it, as few as the layout allows, in
+        the order of its parts."""
         assert 0 <= page < self.num_pages, page
-        return [(begin + page * stride + offset, size) for begin, stride, offset, size in self._chunks]
+        own = range(len(self.part_bytes)) if parts is None else parts
+        if own not in self._chunks:
+            self._chunks[own] = self._join(own)
+        return [(begin + page * stride + offset, size) for begin, stride, offset, size in self._chunks[own]]
+
+    def _join(self, parts: range) -> list[Region]:
+        chunks: list[Region] = []
+        for index in map(self.regions.__getitem__, parts):
+            last = chunks[-1] if chunks else None
+            if last is not None and last.begin == index.begin and last.offset + last.size == index.offset:
+                chunks[-1] = last._replace(size=last.size + index.size)
+            else:
+                chunks.append(index)
+        return chunks
 
 
 class HostPages:
@@ -111,11 +119,14 @@ class HostPages:
         group = self._bytes[begin : begin + self.num_pages * stride].reshape(self.num_pages, stride)
         return group[:, offset : offset + size]
 
+    def view(self, offset: int, size: int) -> memoryview:
+        """Bytes of the memory."""
+        return memoryview(self._memory)[offset : offset + size]
+
     def views(self, page: int) -> list[memoryview]:
         """The bytes of a page in as few contiguous views as the layout allows; joined they are the parts in
         order."""
-        memory = memoryview(self._memory)
-        return [memory[begin : begin + size] for begin, size in self.geometry.spans(page)]
+        return [self.view(*span) for span in self.geometry.spans(page)]
 
 
 def open_host(

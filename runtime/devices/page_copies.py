@@ -1,5 +1,6 @@
 """Interface of copies of pages between a rank's cache and its host memory. Torch-free at run time."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -21,10 +22,24 @@ class PageLoads(Protocol):
         ...
 
 
+class PageSaves(Protocol):
+    """Saves of the pages that a step computes, layer by layer."""
+
+    def wants(self, layer: int) -> bool:
+        """Whether a save begins when this layer has been stored."""
+        ...
+
+    def stored(self, layer: int) -> None:
+        """Called where the attention of a layer begins: the work launched so far has stored what the step
+        computes of this layer and those before it."""
+        ...
+
+
 class PageCopier(Protocol):
     """Copies pages between a rank's cache and its host memory.
 
-    A step calls `save`, then `load`, each at most once, then `overwrite`, and `finish` last. Copies are
+    A step calls `save`, then `load`, each at most once, then `overwrite`, `save_layers` any number of times,
+    and `finish` last. Copies are
     ordered with the step's other work: a save reads what earlier steps have computed, and the pages that it
     read may be overwritten by this step's loads, and by the forward pass if `overwrite` named them. A save is
     complete before this rank takes part in a later step's collectives, so a result of rank 0 means that all
@@ -49,6 +64,14 @@ class PageCopier(Protocol):
         """Called before the forward pass of every step, whether it copies or not, with the device pages,
         int32 [N], that it gives to sequences to write to: what is written there follows the saves of these
         pages, of this step and of earlier ones."""
+        ...
+
+    def save_layers(
+        self, layers: range, pages: "np.ndarray", hosts: "np.ndarray", done: Callable[[], None] | None
+    ) -> None:
+        """Copies what the work launched so far has computed: device pages to host pages in some layers; int32
+        [N] each. `done` is called, in any thread, when they are there. None: `finish` follows, and says so.
+        """
         ...
 
     def finish(self, *, is_alone: bool) -> "Stream | None":

@@ -16,7 +16,7 @@ from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, W
 from runtime.messages.prompt_split import PromptSplit
 from runtime.messages.speculation import Speculation
 from runtime.messages.stages import Stage
-from runtime.messages.steps import GroupSteps, StepPlan, StepResult
+from runtime.messages.steps import GroupSteps, PartsSaved, StepPlan, StepResult
 
 
 class CompileConfig(Struct, frozen=True, array_like=True):
@@ -362,5 +362,6 @@ FromRank = (
     | ExpertsPlaced
     | MemoryReport
     | RowsEncoded
+    | PartsSaved
     | StepResult
 )

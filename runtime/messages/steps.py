@@ -83,6 +83,19 @@ class PageCopies(Struct, frozen=True, array_like=True):
     load_pages: np.ndarray  # int32 [L]
     computed_pages: np.ndarray = NO_INTS  # int32 [C]: device pages that are saved behind the forward
     computed_hosts: np.ndarray = NO_INTS  # int32 [C]
+    # bytes of each rank after which it says (PartsSaved) which layers of the computed pages are in host
+    # memory; 0: the result says it of all
+    notice_bytes: int = 0
+
+
+class PartsSaved(Struct, frozen=True, array_like=True, tag="parts_saved"):
+    """The first `num_parts` parts (devices/host_memory.py) of the pages that a step computes are in a rank's
+    host memory."""
+
+    group: int  # the attention group
+    rank: int  # of the group, stage by stage
+    step: int
+    num_parts: int
 
 
 class WindowPages(Struct, frozen=True, array_like=True):

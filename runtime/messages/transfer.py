@@ -5,6 +5,10 @@
                   ◄── Found ── Pages, bytes ── Waiting ── First ── Pages, bytes … ── End ──
                   ◄── Refused ──
 
+Pages that a step is about to compute come in sections, each as soon as its layers are computed:
+
+                  ◄── Parts, bytes ── Parts, bytes … ──
+
 Where the decode server can read the other's memory (transfer/transports.py), no bytes follow:
 
                   ◄── Found with Memory ── PagesAt ──
@@ -91,7 +95,7 @@ class Found(Struct, frozen=True, array_like=True, tag=True):
 
 class Pages(Struct, frozen=True, array_like=True, tag=True):
     """Behind this message come the bytes of so many pages, each stage by stage, in it rank by rank, and of a
-    rank part by part; and behind these, Checksums."""
+    rank part by part; and behind these, Sum."""
 
     count: int
 
@@ -108,9 +112,30 @@ class First(Struct, frozen=True, array_like=True, tag=True):
     picked: list[tuple[int, float]] = []
 
 
+class Section(Struct, frozen=True, array_like=True):
+    """Parts `first` to `end`, which is not one of them, on each rank of a stage."""
+
+    stage: int
+    first: int
+    end: int
+
+
+class Parts(Struct, frozen=True, array_like=True, tag=True):
+    """Behind this message come the bytes of a section of so many pages, page by page, in it rank by rank, and
+    of a rank part by part; and behind these, Sum. Sections of a stage come in their order, and the pages are
+    there with the last one."""
+
+    count: int
+    section: Section
+
+
+class Dropped(Struct, frozen=True, array_like=True, tag=True):
+    """The pages whose sections came last will not be whole."""
+
+
 class State(Struct, frozen=True, array_like=True, tag=True):
     """Behind this message come the bytes of the state that recurrent layers have after the first `depth`
-    pages of the prompt, rank by rank; and behind these, Checksums. It comes behind all pages."""
+    pages of the prompt, rank by rank; and behind these, Sum. It comes behind all pages."""
 
     depth: int
 
@@ -119,6 +144,18 @@ class PagesAt(Struct, frozen=True, array_like=True, tag=True):
     """Pages lie at these places of Memory, and stay there until Taken."""
 
     places: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of pages."""
+        return len(self.places)
+
+
+class PartsAt(Struct, frozen=True, array_like=True, tag=True):
+    """As Parts, for pages that lie at these places of Memory until Taken."""
+
+    places: tuple[int, ...]
+    section: Section
 
     @property
     def count(self) -> int:
@@ -141,10 +178,10 @@ class Held(Struct, frozen=True, array_like=True, tag=True):
     """Nothing else was written there before Taken came."""
 
 
-class Checksums(Struct, frozen=True, array_like=True, tag=True):
-    """Of each page, or of the state, that has come (transfer/checksum.py)."""
+class Sum(Struct, frozen=True, array_like=True, tag=True):
+    """The checksum of the bytes that have come (transfer/checksum.py)."""
 
-    values: tuple[int, ...]
+    value: int
 
 
 class Waiting(Struct, frozen=True, array_like=True, tag=True):
@@ -162,7 +199,7 @@ class Refused(Struct, frozen=True, array_like=True, tag=True):
 
 
 class EncodeAsk(Struct, frozen=True, array_like=True, tag=True):
-    """Behind this message come the bytes of a file as an encoder takes it (MediaInput.values), and Checksums.
+    """Behind this message come the bytes of a file as an encoder takes it (MediaInput.values), and Sum.
     Encoded answers it, or Refused, behind any number of Waiting."""
 
     identity: bytes  # of the encoder and its weights
@@ -172,10 +209,24 @@ class EncodeAsk(Struct, frozen=True, array_like=True, tag=True):
 
 
 class Encoded(Struct, frozen=True, array_like=True, tag=True):
-    """Behind this message come the rows, float32 [num_rows, width], and Checksums."""
+    """Behind this message come the rows, float32 [num_rows, width], and Sum."""
 
     num_rows: int
     width: int
 
 
-ToDecode = Found | First | Pages | State | PagesAt | StateAt | Held | Waiting | End | Refused
+ToDecode = (
+    Found
+    | First
+    | Pages
+    | Parts
+    | Dropped
+    | State
+    | PagesAt
+    | PartsAt
+    | StateAt
+    | Held
+    | Waiting
+    | End
+    | Refused
+)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.sparse_latents import SparseLayer
+from runtime.layers.attention.paged import begin_attention
 from runtime.layers.attention.sparse_latents import TorchSparseLatents
 from runtime.layers.linear import Linear
 from runtime.layers.norm import LayerNorm
@@ -108,8 +109,7 @@ class SparseMlaSelfAttention(MlaSelfAttention):
     def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
         """Attention output [T, H * V], before `o_proj`."""
         assert self.sparse is not None, "a step before the weights are complete"
-        if batch.page_loads is not None:
-            batch.page_loads.wait(self.attention.index)
+        begin_attention(batch, self.attention.index)
         q, q_rope, index_queries, index_weights = queries
         caches = batch.kv[self.attention.index]
         return self.sparse.attend(q, q_rope, index_queries, index_weights, caches, batch.attention).flatten(1)

@@ -225,9 +225,9 @@ def _choose_graph_sizes(c: Choices, model: ModelFacts, device: DeviceFacts) -> N
 
 def _choose_tiers(c: Choices) -> None:
     c.expand("hicache_mem_layout", tiers.LAYOUT_ALIASES)
-    if c["disaggregation_mode"] != "null":
-        c.expand("enable_hierarchical_cache", tiers.OF_HALVES)
-    for name, meanings in tiers.OF_LMCACHE.items() if c["enable_lmcache"] else ():
+    of_all = [tiers.OF_HALVES] if c["disaggregation_mode"] != "null" else []
+    of_all += [tiers.OF_LMCACHE] if c["enable_lmcache"] else []
+    for name, meanings in (pair for each in of_all for pair in each.items()):
         if c.why[name].source == "default":
             c.expand(name, meanings)
 

@@ -39,7 +39,7 @@ from runtime.ranks.replays import find_replay, launch_replay
 from runtime.ranks.sample_rows import SampleRows, sample_rows
 from runtime.ranks.sampled import Sampled
 from runtime.ranks.slots import Slots
-from runtime.ranks.step_copies import begin_copies, end_copies
+from runtime.ranks.step_copies import LayerSaves, Reported, begin_copies, begin_saves, end_copies, unreported
 from runtime.ranks.step_effects import StepEffects
 from runtime.ranks.step_inputs import StepInputs
 from runtime.ranks.step_logits import StepLogits
@@ -75,14 +75,15 @@ class ModelRunner:
         drafts: DraftRunner | None = None,
         pipeline: PipelineStage | None = None,
         shares_media: bool = False,
+        reported: Reported = unreported,
         diagnosis: Diagnosis = NOTHING,
     ) -> None:
         """`model`: of a class in models/config/registry.py; `kv`: keys and values of each layer; `windows`:
         sliding windows of the layers; `copies`: None without a host tier; `pooling`: None for models that
         generate; `compiled`: what captures of `graph_setup` compute behind attention, None: the layers;
         `drafts`: of a draft model, None without one; `pipeline`: None: there is one stage;
-        `shares_media`: this rank encodes a share of images; `diagnosis`:
-        what is looked at while it computes."""
+        `shares_media`: this rank encodes a share of images; `reported`: called when layers of computed pages
+        were saved; `diagnosis`: what is looked at while it computes."""
         self.device = device
         self._model: Model | None = model
         self.slots = slots
@@ -90,6 +91,12 @@ class ModelRunner:
         self.page_size = page_size
         self.windows = windows
         self.copies = copies
+        self.saves: LayerSaves | None = None  # of the step that is launched
+        self.reported = reported
+        self.part_bytes = [[cache[:page_size].nbytes for cache in caches] for caches in kv]
+        self.part_bytes += (
+            [] if drafts is None else [[cache[:page_size].nbytes for cache in caches] for caches in drafts.kv]
+        )
         self.pooling = pooling
         self.adapters = adapters
         self.load = load
@@ -144,6 +151,7 @@ class ModelRunner:
             self.pipeline.settle(plan, self.effects.take)
         self.slots.forced = {}
         page_loads = begin_copies(self.copies, plan, self.page_size)
+        self.saves = begin_saves(self.copies, plan, self.part_bytes, self.reported, self.device)
         is_adapted = self.adapters is not None and self.adapters.begin_step(plan)
         replay = find_replay(self, [plan], [self.slots.needs]) if groups is None else groups.replay
         if replay is not None:
@@ -160,6 +168,8 @@ class ModelRunner:
             self.drafts, self.pipeline, plan, starts, page_loads, len(self.kv), self.effects.take
         )
         batch = self.inputs.batch(plan, starts, page_loads, drafted, groups)
+        if self.saves is not None and batch.micro_batches is None:
+            batch = replace(batch, page_saves=self.saves)
         token_ids = batch.token_ids
         if self.pipeline is not None:
             batch = self.pipeline.given(batch)
@@ -227,7 +237,7 @@ class ModelRunner:
         self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, hidden: Tensor, pipeline: PipelineStage
     ) -> Pending:
         """The end of a step on a stage that does not sample: what it has computed goes to the next one."""
-        end_copies(self.copies, plan, self.transfers, self.device)
+        end_copies(self.copies, plan, self.saves, self.transfers, self.device)
         if self.pooling is not None:
             rows = replace(rows, rows=rows.rows[:0])  # a vector follows, and no token
         is_urgent = self.states is not None or plan.draft_parents is not None
@@ -254,7 +264,7 @@ class ModelRunner:
         self, plan: StepPlan, sampled: Sampled, prompt: list[PromptRow], shown: list[Tensor], begin: float
     ) -> Pending:
         """The result of a step that samples, whose tensors begin their way to the host."""
-        end_copies(self.copies, plan, self.transfers, self.device)
+        end_copies(self.copies, plan, self.saves, self.transfers, self.device)
         if not self.samples:
             return Unreported()
         tensors = [sampled.tokens.int()]  # a copy: the next step may write to `tokens`
@@ -344,7 +354,7 @@ class ModelRunner:
         vectors = (
             self.model.pool(hidden, picks) if len(rows) else torch.empty(0, device=self.device.torch_device)
         )
-        end_copies(self.copies, plan, self.transfers, self.device)
+        end_copies(self.copies, plan, self.saves, self.transfers, self.device)
         if not self.samples:
             return Unreported()
         return Launched(
@@ -357,7 +367,7 @@ class ModelRunner:
     def finish_page_copies(self, plan: StepPlan, begin: float) -> Pending:
         """The end of a plan without rows, which no forward has ordered among the ranks: the result says that
         all of them are done that have these pages."""
-        end_copies(self.copies, plan, self.transfers, self.device)
+        end_copies(self.copies, plan, self.saves, self.transfers, self.device)
         if self.pipeline is not None:
             self.pipeline.relay()
         summed = self.device.group_ranks.all_reduce(torch.zeros(1, device=self.device.torch_device))

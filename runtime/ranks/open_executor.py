@@ -6,6 +6,7 @@ of another device (null) offers `open_executor`.
 """
 
 import gc
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, cast
@@ -51,17 +52,23 @@ class OwnExecutor(Protocol):
         ...
 
 
-def open_executor(rank: int, start: StartRank, progress: Progress) -> Executor:
-    """Starts a rank on the device that `start` names: loads weights and allocates memory. Raises StartError
-    with a one-line remedy, also if there is no such device."""
+def open_executor(
+    rank: int, start: StartRank, progress: Progress, reported: Callable[[int, int], None] | None = None
+) -> Executor:
+    """Starts a rank on the device that `start` names: loads weights and allocates memory. `reported` is
+    called with a step, and how many parts of the pages that it computes are in host memory. Raises
+    StartError with a one-line remedy, also if there is no such device."""
     module = _import_device(start.device)
     if hasattr(module, "open_executor"):
         return cast(OwnExecutor, module).open_executor(rank, start, progress)
     from runtime.ranks.start import start_torch_rank
+    from runtime.ranks.step_copies import unreported
     from runtime.ranks.torch_executor import TorchExecutor
 
     device = cast(TorchDevice, module)
-    return TorchExecutor(start_torch_rank(rank, start, progress, device.open_device, device.FACTS))
+    return TorchExecutor(
+        start_torch_rank(rank, start, progress, device.open_device, device.FACTS, reported or unreported)
+    )
 
 
 def import_device(name: str) -> None:

@@ -28,7 +28,7 @@ class Segments:
         forwarded: Forwarded | None = None
         begin = 0
         for end, program in self.programs:
-            part = replace(batch, kv=batch.kv[begin:end])
+            part = replace(batch, kv=batch.kv[begin:end], page_saves=None)
             if forwarded is not None:
                 part = replace(part, embeds=(places, forwarded.hidden), page_loads=None)
             is_last = end == self.programs[-1][0]

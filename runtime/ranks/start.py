@@ -41,6 +41,7 @@ from runtime.ranks.pipeline import of_stage, open_pipeline
 from runtime.ranks.profile_run import largest_step, run_largest_step, step_pages
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.slots import Slots
+from runtime.ranks.step_copies import Reported, unreported
 from runtime.ranks.weights_loader import WeightsLoader, read_model
 
 UNBOUNDED = (1 << 31) - 1  # of what a rank has none of, and others have
@@ -60,15 +61,18 @@ class StartedRank:
 
 
 def start_torch_rank(
-    rank: int, start: StartRank, progress: Progress, open_device: OpenDevice, facts: DeviceFacts
+    rank: int,
+    start: StartRank,
+    progress: Progress,
+    open_device: OpenDevice,
+    facts: DeviceFacts,
+    reported: Reported = unreported,
 ) -> StartedRank:
-    """Opens the device, loads weights and allocates memory. Raises StartError, ModelError among them."""
+    """Opens the device, loads weights and allocates memory. `reported`: see ModelRunner. Raises StartError,
+    ModelError among them."""
     times = [perf_counter()]
     progress("device", 0, 0)
-    config = read_model(start, facts.schemes, rank % start.attention_layout.num_head_ranks)
-    dtype = resolve_dtype(start.dtype, config, (*facts.dtypes, *facts.other_dtypes))
-    if config.quantization is not None:
-        require_supported(config.quantization.schemes, facts.schemes, facts.name)
+    config, dtype = read_supported(rank, start, facts)
     device = with_aux_layers(open_device(start, rank, dtype), start, config, facts.schemes)
     budget = int(device.memory.free_bytes() * start.memory_fraction)
     times.append(perf_counter())
@@ -114,6 +118,7 @@ def start_torch_rank(
         open_drafts(device, draft, slots, draft_kv, start, dtype, dtypes.states),
         open_pipeline(device, start, config, dtype),
         start.encoding == "shared",
+        reported,
         start.diagnosis,
     )
     weights = open_draft_weights(runner.drafts, draft_loader, draft, start)
@@ -128,6 +133,15 @@ def open_experts(device: Device, model: Model, start: StartRank, config: ModelCo
     """Counts of what experts are chosen; None: nothing is counted."""
     mlps = [getattr(layer, "mlp", None) for layer in model.layers] if config.moe is not None else []
     return open_load(device, mlps, start.expert_steps)
+
+
+def read_supported(rank: int, start: StartRank, facts: DeviceFacts) -> tuple[ModelConfig, torch.dtype]:
+    """The model, and the type of its activations. Raises ModelError for what the device does not compute."""
+    config = read_model(start, facts.schemes, rank % start.attention_layout.num_head_ranks)
+    dtype = resolve_dtype(start.dtype, config, (*facts.dtypes, *facts.other_dtypes))
+    if config.quantization is not None:
+        require_supported(config.quantization.schemes, facts.schemes, facts.name)
+    return config, dtype
 
 
 def report(

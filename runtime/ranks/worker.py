@@ -58,7 +58,7 @@ from runtime.messages.ranks import (
     StopRank,
     ToRank,
 )
-from runtime.messages.steps import GroupSteps, StepPlan, StepResult
+from runtime.messages.steps import GroupSteps, PartsSaved, StepPlan, StepResult
 from runtime.ranks.forks import fork_as_sibling, may_fork, serve_forks, take_descriptors
 from runtime.ranks.open_executor import import_device, open_executor
 from runtime.ranks.ring import Reader, RingFds, Writer
@@ -143,8 +143,12 @@ class RankWorker:
                 log.setup(start.log_level, start.log_format)
             bind_to_node(start.numa_nodes, start.index_on_node(self._rank))
             self._reports = self._rank == start.reporter
-            self._group = start.attention_layout.group_of(self._rank % start.tp_size)
-            executor = open_executor(self._rank, start, self._progress)
+            layout, (stage, place) = start.attention_layout, divmod(self._rank, start.tp_size)
+            self._group = layout.group_of(place)
+            own = self._group, stage * layout.group_size + place % layout.group_size
+            executor = open_executor(
+                self._rank, start, self._progress, lambda *saved: self._send(PartsSaved(*own, *saved))
+            )
             self._send(executor.ready)
             return_freed_memory()
             doing = "running a step"

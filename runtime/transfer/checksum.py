@@ -5,7 +5,6 @@ does at the speed of memory, and the sums go through a CRC-32: a damaged word ch
 block changes their order. Only damage whose words add up to zero within 4 KiB stays unseen.
 """
 
-from collections.abc import Iterable
 from zlib import crc32
 
 import numpy as np
@@ -14,14 +13,32 @@ BLOCK_WORDS = 512
 _BLOCK_BYTES = 8 * BLOCK_WORDS
 
 
-def checksum(parts: Iterable[memoryview]) -> int:
-    """Of the bytes of all parts, which are contiguous each. Bytes that are divided otherwise have another
-    one."""
-    value = 0
-    for part in parts:
-        whole = len(part) // _BLOCK_BYTES * _BLOCK_BYTES
+class Checksum:
+    """Of bytes that come one after the other, however they are divided."""
+
+    def __init__(self) -> None:
+        self._value = 0
+        self._rest = b""  # what is no whole block yet
+
+    def add(self, view: memoryview) -> None:
+        """Takes in the next bytes, which are contiguous in memory."""
+        if self._rest:
+            missing = _BLOCK_BYTES - len(self._rest)
+            self._rest += view[:missing]
+            if len(self._rest) < _BLOCK_BYTES:
+                return
+            self._add_blocks(memoryview(self._rest))
+            view = view[missing:]
+        whole = len(view) // _BLOCK_BYTES * _BLOCK_BYTES
         if whole:
-            words = np.frombuffer(part[:whole], np.uint64).reshape(-1, BLOCK_WORDS)
-            value = crc32(words.sum(axis=1, dtype=np.uint64).data, value)
-        value = crc32(part[whole:], value)
-    return value
+            self._add_blocks(view[:whole])
+        self._rest = bytes(view[whole:])
+
+    @property
+    def value(self) -> int:
+        """The checksum of all bytes so far."""
+        return crc32(self._rest, self._value)
+
+    def _add_blocks(self, view: memoryview) -> None:
+        words = np.frombuffer(view, np.uint64).reshape(-1, BLOCK_WORDS)
+        self._value = crc32(words.sum(axis=1, dtype=np.uint64).data, self._value)

@@ -19,7 +19,7 @@ from runtime.errors import LinkError, RequestError
 from runtime.messages.media import MediaValues
 from runtime.messages.transfer import EncodeAsk, Encoded, Refused, Waiting
 from runtime.transfer.service import BEAT_S, IDLE_S, MAX_CONNECTIONS, listen
-from runtime.transfer.wire import MOVES, Bytes, Wire, accept
+from runtime.transfer.wire import MOVES, Wire, accept
 
 LOG = log.get("encoders")
 MAX_BYTES = 1 << 30  # of one file's input
@@ -86,7 +86,7 @@ class EncoderService:
             raise LinkError(f"an input of shape {ask.shape} is none")
         values = np.empty(math.prod(ask.shape), np.float32)
         view = values.data.cast("B")
-        await wire.receive_pages([Bytes([view], [view])])
+        await wire.receive_pages([view])
         if ask.identity != self._identity:
             self.counts.refused += 1
             await wire.send(Refused(OTHER_MODEL))
@@ -99,7 +99,7 @@ class EncoderService:
             return
         self.counts.files += 1
         view = rows.data.cast("B")
-        await wire.send_pages(Encoded(len(rows), rows.shape[1]), [Bytes([view], [view])])
+        await wire.send_pages(Encoded(len(rows), rows.shape[1]), [view])
 
     async def _encoded(self, wire: Wire, media: MediaValues) -> np.ndarray | RequestError:
         """The rows, or why there are none. The other side is told now and then that it has to wait."""

@@ -18,7 +18,7 @@ from runtime import log
 from runtime.errors import InternalFault, LinkError, RequestError, StartError, Unavailable
 from runtime.messages.media import MediaInput
 from runtime.messages.transfer import EncodeAsk, Encoded, Refused, Waiting
-from runtime.transfer.wire import MOVES, Bytes, Wire, connect
+from runtime.transfer.wire import MOVES, Wire, connect
 
 LOG = log.get("encoders")
 KEPT_BYTES = 256 << 20
@@ -124,7 +124,7 @@ class Encoders:
         ask = EncodeAsk(self._identity, values.shape, given.grid, num_rows)
         try:
             view = values.data.cast("B")
-            await wire.send_pages(ask, [Bytes([view], [view])])
+            await wire.send_pages(ask, [view])
             while isinstance(answer := await wire.receive(ANSWERS), Waiting):
                 pass
             if isinstance(answer, Refused):
@@ -133,7 +133,7 @@ class Encoders:
             if (answer.num_rows, answer.width) != rows.shape:
                 raise LinkError(f"{answer.num_rows} rows of {answer.width} came where {rows.shape} were due")
             view = rows.data.cast("B")
-            await wire.receive_pages([Bytes([view], [view])])
+            await wire.receive_pages([view])
         except BaseException:
             wire.close()
             raise

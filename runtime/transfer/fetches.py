@@ -27,26 +27,13 @@ from runtime.cache.storage_connector import StorageConnector, Wanted
 from runtime.errors import LinkError
 from runtime.messages.requests import TokenLogprob
 from runtime.messages.scheduler import StepTokens
-from runtime.messages.transfer import (
-    Ask,
-    End,
-    First,
-    Found,
-    Memory,
-    PageLayout,
-    Pages,
-    PagesAt,
-    Refused,
-    State,
-    StateAt,
-    ToDecode,
-    Waiting,
-)
+from runtime.messages.transfer import Ask, First, Found, Memory, PageLayout, Refused, ToDecode, Waiting
 from runtime.scheduling.first_token import take_first, takes_first
 from runtime.scheduling.scheduler import Scheduler
 from runtime.transfer.incoming import ANSWERS, Incoming, Remote
 from runtime.transfer.key import parse_source
 from runtime.transfer.layout import RankPages, mismatch
+from runtime.transfer.prompt_pages import PromptPages, has_left
 from runtime.transfer.reading import Places
 from runtime.transfer.rooms import Rooms
 from runtime.transfer.transports import TCP, Transport, is_of_this_machine
@@ -55,7 +42,6 @@ from runtime.transfer.wire import MOVES, Wire, connect, connect_local
 LOG = log.get("transfer")
 LOG_AGAIN_S = 60.0  # failures of one source are logged once in this time
 IDLE_WIRES = 8  # of one source, kept for the next requests
-MAX_PORTION_BYTES = 1 << 30  # of pages behind one message; senders take much less, but for huge pages
 
 
 class Received(Struct):
@@ -152,7 +138,7 @@ class PageFetches:
         wanted = self._connector.wanted(sequence)
         reserved = self._connector.reserve(len(wanted.keys))
         for host in reserved.hosts:
-            for view in self._pages.page(host).views:
+            for view in self._pages.views([host]):
                 view[:] = bytes(len(view))
             if self._pages.needs_copies:
                 self._pages.copy([host])
@@ -170,8 +156,11 @@ class PageFetches:
             incoming = await self._ask(source, ask)
             try:
                 end = first + len(wanted.keys)
-                while count := await self._receive(incoming, sequence, first, end):
+                prompt = PromptPages(incoming, self._connector, sequence, end, self._take_first)
+                while count := await prompt.receive(first):
                     first += count
+                    self.received.pages += count
+                    self.received.bytes += count * incoming.layout.page_bytes
             except BaseException:
                 incoming.wire.close()
                 raise
@@ -240,46 +229,10 @@ class PageFetches:
                 return wire
         return await connect(host, port, self._key, self._threads)
 
-    async def _receive(self, incoming: Incoming, sequence: Sequence, first: int, end: int) -> int:
-        """Takes the next pages, from page `first` of the sequence to `end` at most. -> how many; 0: no more
-        will come"""
-        while isinstance(answer := await incoming.wire.receive(ANSWERS), Waiting | First):
-            if isinstance(answer, First):
-                self._take_first(sequence, answer, end)
-            if _has_left(sequence):
-                raise LinkError("its request has ended")
-        if isinstance(answer, State | StateAt):
-            await self._receive_state(incoming, answer, sequence, first)
-            answer = await incoming.wire.receive(ANSWERS)
-        if isinstance(answer, End):
-            return 0
-        page_bytes = incoming.layout.page_bytes
-        if not isinstance(answer, Pages | PagesAt) or not 0 < answer.count <= end - first:
-            raise LinkError(f"{answer} came where up to {end - first} pages were due")
-        if answer.count * page_bytes > MAX_PORTION_BYTES:
-            raise LinkError(f"{answer.count} pages of {page_bytes} bytes are too much at once")
-        if _has_left(sequence):
-            raise LinkError("its request has ended")
-        count = answer.count
-        reserved = self._connector.reserve(count)
-        num_adopted = 0
-        try:
-            if len(reserved.hosts) < count:
-                raise LinkError(
-                    "host memory has no room for its pages; raise --hicache-size or --hicache-ratio"
-                )
-            await incoming.fill(answer, reserved.hosts)
-            num_adopted = count
-        finally:
-            self._connector.adopt(sequence, first, reserved, num_adopted)
-        self.received.pages += count
-        self.received.bytes += count * page_bytes
-        return count
-
     def _take_first(self, sequence: Sequence, first: First, end: int) -> None:
         """Takes in the first token; `end`: page of the sequence behind the last one that comes. Raises
         LinkError."""
-        if _has_left(sequence):
+        if has_left(sequence):
             return
         if not takes_first(sequence) or not 0 <= first.token_id < self._vocab_size:
             raise LinkError(f"token {first.token_id} came as the first one")
@@ -289,21 +242,6 @@ class PageFetches:
         cached_len = end * self._scheduler.config.page_size
         take_first(self._scheduler, sequence, first.token_id, cached_len, logprob)
         self._wake()
-
-    async def _receive_state(
-        self, incoming: Incoming, state: State | StateAt, sequence: Sequence, num_pages: int
-    ) -> None:
-        """Takes the state behind some of the first `num_pages` pages of the sequence."""
-        if not 0 < state.depth <= num_pages or not self._pages.layout.state_bytes:
-            raise LinkError(f"it sent a state of {state.depth} pages")
-        if (reserved := self._connector.reserve_state()) is None:
-            raise LinkError("host memory has no room for its state; raise --hicache-size or --hicache-ratio")
-        depth = 0
-        try:
-            await incoming.fill_state(state, reserved.place)
-            depth = state.depth
-        finally:
-            self._connector.adopt_state(sequence, depth, reserved)
 
     def _keep(self, source: str, wire: Wire) -> None:
         if len(self._idle[source]) < IDLE_WIRES:
@@ -321,12 +259,6 @@ class PageFetches:
                 source=source,
                 reason=str(error),
             )
-
-
-def _has_left(sequence: Sequence) -> bool:
-    """Whether nothing waits for its pages any more. Those of an answer that has ended with its first token
-    still come: the next request of a conversation finds them."""
-    return sequence.is_finished and not sequence.num_generated
 
 
 async def _first_answer(wire: Wire, ask: Ask) -> ToDecode:

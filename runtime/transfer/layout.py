@@ -8,14 +8,13 @@ and stages.
 Heads lie in the order of ranks, so no part needs to know how many there are.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, product
 
 import numpy as np
 
 from runtime.devices.host_memory import HostPages
-from runtime.messages.transfer import Memory, PageLayout, RankMemory
-from runtime.transfer.wire import Bytes
+from runtime.messages.transfer import Memory, PageLayout, RankMemory, Section
 
 
 class RankPages:
@@ -60,23 +59,44 @@ class RankPages:
         """All that can be read and written by other servers."""
         return [*(rank for stage in self._stages for rank in stage), *self._states]
 
+    @property
+    def num_parts(self) -> list[int]:
+        """Parts of a page on a rank of each stage."""
+        return [len(stage) for stage in self.layout.parts]
+
+    def num_stored(self, by_rank: Mapping[int, int]) -> list[int]:
+        """For each stage, the parts that all of its ranks have; `by_rank`: how many each has, 0 where it is
+        missing."""
+        return [
+            min(by_rank.get(stage * self._width + place, 0) for place in range(0, self._width, self._copies))
+            for stage in range(len(self._stages))
+        ]
+
     def memory(self, name: bytes) -> Memory:
         """Where another server finds pages and states; `name`: of this one."""
         return Memory(name, tuple(map(_rank_memory, self._senders)), tuple(map(_rank_memory, self._states)))
 
-    def page(self, host: int) -> Bytes:
-        """The bytes of a page as they travel."""
-        parts = [
-            memoryview(rank.part(index)[host])
-            for rank in self._senders
-            for index in range(len(rank.part_bytes))
-        ]
-        return Bytes([view for rank in self._senders for view in rank.views(host)], parts)
+    def views(self, hosts: Iterable[int], section: Section | None = None) -> list[memoryview]:
+        """The bytes of pages, or of a section of them, as they travel: page by page, in as few views as the
+        memory allows."""
+        senders, parts = self._senders, None
+        if section is not None:
+            first = section.stage * self.layout.num_ranks
+            senders = senders[first : first + self.layout.num_ranks]
+            parts = range(section.first, section.end)
+        spans: list[tuple[HostPages, int, int]] = []
+        for host, rank in product(hosts, senders):
+            for offset, size in rank.geometry.spans(host, parts):
+                last, begin, length = spans[-1] if spans else (None, 0, 0)
+                if last is rank and begin + length == offset:
+                    spans[-1] = rank, begin, length + size
+                else:
+                    spans.append((rank, offset, size))
+        return [rank.view(offset, size) for rank, offset, size in spans]
 
-    def state(self, place: int) -> Bytes:
+    def state(self, place: int) -> list[memoryview]:
         """The bytes of a state."""
-        views = [view for rank in self._states for view in rank.views(place)]
-        return Bytes(views, views)
+        return [view for rank in self._states for view in rank.views(place)]
 
     def copy(self, hosts: Iterable[int]) -> None:
         """Gives every rank what the first one with its heads has of these pages."""
@@ -113,6 +133,19 @@ def split(page: memoryview, layout: PageLayout) -> list[memoryview]:
     sizes = [size for stage in layout.parts for _ in range(layout.num_ranks) for size in stage]
     ends = list(accumulate(sizes))
     return [page[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def section_of(pages: memoryview, layout: PageLayout, section: Section) -> list[memoryview]:
+    """The bytes of a section of pages that lie one behind the other as they travel, page by page."""
+    stage = layout.parts[section.stage]
+    begin = layout.num_ranks * sum(map(sum, layout.parts[: section.stage])) + sum(stage[: section.first])
+    size = sum(stage[section.first : section.end])
+    starts = [
+        page + begin + rank * sum(stage)
+        for page in range(0, len(pages), layout.page_bytes)
+        for rank in range(layout.num_ranks)
+    ]
+    return [pages[at : at + size] for at in starts]
 
 
 def mismatch(theirs: PageLayout, own: PageLayout) -> str | None:

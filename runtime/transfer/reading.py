@@ -6,11 +6,14 @@ are pieces: bytes that are contiguous in its memory and in ours.
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import NamedTuple, Protocol
 
 from runtime.devices.host_memory import LAYOUTS, PageGeometry
 from runtime.errors import LinkError
-from runtime.messages.transfer import Memory, PageLayout, RankMemory
+from runtime.messages.transfer import Memory, PageLayout, RankMemory, Section
+
+MAX_BUFFERS = 512  # of one system call; Linux takes 1024
 
 
 class Piece(NamedTuple):
@@ -51,15 +54,19 @@ class FileReading:
 
     def read(self, pieces: Sequence[Piece]) -> None:
         """See Reading.read."""
-        for source, offset, target in pieces:
-            while target:
+        for source, offset, targets in _calls(pieces):
+            while targets:
                 try:
-                    count = os.preadv(self._fds[source], [target], offset)
+                    count = os.preadv(self._fds[source], targets, offset)
                 except OSError as error:
                     raise LinkError(f"its memory can't be read ({error.strerror})") from None
                 if not count:
                     raise LinkError("its memory ends before the page does")
-                target, offset = target[count:], offset + count
+                offset += count
+                while targets and count >= len(targets[0]):
+                    count -= len(targets.pop(0))
+                if count:
+                    targets[0] = targets[0][count:]
 
     def register(self, buffer: memoryview) -> None:
         """See Reading.register."""
@@ -84,6 +91,7 @@ class Places:
             raise LinkError("the parts of its memory are not those of its pages")
         if tuple(sum(state.part_bytes) for state in memory.states) != layout.state_bytes:
             raise LinkError("the parts of its memory are not those of its states")
+        self._num_ranks = layout.num_ranks
         self._ranks = list(map(_geometry, memory.ranks))
         self._states = list(map(_geometry, memory.states))
 
@@ -92,13 +100,20 @@ class Places:
         """Number of memories."""
         return len(self._ranks) + len(self._states)
 
-    def page(self, place: int, targets: Sequence[memoryview]) -> Iterator[Piece]:
-        """The pieces of a page; `targets` have its bytes in their order. Raises LinkError."""
-        return _pieces(self._ranks, 0, place, targets)
+    def pages(
+        self, places: Sequence[int], targets: Sequence[memoryview], section: Section | None = None
+    ) -> Iterator[Piece]:
+        """The pieces of pages, or of a section of them; `targets` have the bytes in their order. Raises
+        LinkError."""
+        if section is None:
+            return _pieces(self._ranks, 0, places, None, targets)
+        first = section.stage * self._num_ranks
+        ranks = self._ranks[first : first + self._num_ranks]
+        return _pieces(ranks, first, places, range(section.first, section.end), targets)
 
     def state(self, place: int, targets: Sequence[memoryview]) -> Iterator[Piece]:
         """The pieces of a state. Raises LinkError."""
-        return _pieces(self._states, len(self._ranks), place, targets)
+        return _pieces(self._states, len(self._ranks), [place], None, targets)
 
 
 def _geometry(rank: RankMemory) -> PageGeometry:
@@ -108,14 +123,20 @@ def _geometry(rank: RankMemory) -> PageGeometry:
 
 
 def _pieces(
-    memories: Sequence[PageGeometry], first: int, place: int, targets: Sequence[memoryview]
+    memories: Sequence[PageGeometry],
+    first: int,
+    places: Sequence[int],
+    parts: range | None,
+    targets: Sequence[memoryview],
 ) -> Iterator[Piece]:
-    if any(not 0 <= place < one.num_pages for one in memories):
-        raise LinkError(f"place {place} is none of its memory")
+    """`first`: the number of the first one of these memories."""
+    for place in places:
+        if any(not 0 <= place < one.num_pages for one in memories):
+            raise LinkError(f"place {place} is none of its memory")
     rest = iter(targets)
     target = next(rest, memoryview(b""))
-    for source, memory in enumerate(memories, first):
-        for offset, size in memory.spans(place):
+    for place, (source, memory) in product(places, enumerate(memories, first)):
+        for offset, size in memory.spans(place, parts):
             end = offset + size
             while offset < end:
                 while not target:
@@ -123,3 +144,17 @@ def _pieces(
                 count = min(len(target), end - offset)
                 yield Piece(source, offset, target[:count])
                 target, offset = target[count:], offset + count
+
+
+def _calls(pieces: Sequence[Piece]) -> Iterator[tuple[int, int, list[memoryview]]]:
+    """Pieces that lie one behind the other in a memory are read by one call. -> memory, offset, targets"""
+    source, begin, end, targets = -1, 0, 0, list[memoryview]()
+    for piece in pieces:
+        if piece.source != source or piece.offset != end or len(targets) == MAX_BUFFERS:
+            if targets:
+                yield source, begin, targets
+            source, begin, end, targets = piece.source, piece.offset, piece.offset, []
+        targets.append(piece.target)
+        end += len(piece.target)
+    if targets:
+        yield source, begin, targets

@@ -6,6 +6,7 @@ when they are the least recently used. So nothing is given back, and a second de
 """
 
 from collections import OrderedDict
+from itertools import takewhile
 from time import monotonic
 
 import anyio
@@ -34,6 +35,32 @@ class Room(Struct):
     first: First | None = None  # what was sampled behind it
 
 
+class Saving(Struct, frozen=True):
+    """Pages that a step in flight computes and saves, pinned."""
+
+    pins: list[Pin]
+    step: int
+    pages: RankPages
+    connector: StorageConnector
+
+    def num_stored(self) -> list[int] | None:
+        """For each stage, the parts of these pages that are in the host memory of its ranks. None: they will
+        not be there, as the ranks have died."""
+        nodes = [pin.node for pin in self.pins]
+        if not all(pin.is_current and pin.node.host == pin.host for pin in self.pins):
+            return None
+        if not any(node.save_step for node in nodes):
+            return self.pages.num_parts
+        if any(node.save_step != self.step for node in nodes):
+            return None
+        return self.pages.num_stored(self.connector.cache.host.saved_parts.of(self.step))
+
+    def release(self) -> None:
+        """Unpins them."""
+        for pin in self.pins:
+            pin.release()
+
+
 class Reader:
     """Reads the pages of a room in their order. Each look costs what is new, not the length of the prompt."""
 
@@ -53,6 +80,19 @@ class Reader:
                 break
             pins.append(connector.pin(node))
         return pins
+
+    def saving(self, position: int) -> Saving | None:
+        """The pages from number `position` on that one step is saving, if parts of them are there already.
+        None: there are none."""
+        room = self._room
+        path = self._path(position, len(self._keys) // KEY_BYTES)
+        step = path[0].save_step if path else 0
+        if step <= 0 or not any(room.pages.num_stored(room.connector.cache.host.saved_parts.of(step))):
+            return None
+        own = list(takewhile(lambda node: node.host and node.save_step == step, path))
+        if any(room.connector.key(node) != self._key(node) for node in own):
+            return None
+        return Saving([room.connector.pin(node) for node in own], step, room.pages, room.connector)
 
     def is_coming(self, position: int) -> bool:
         """Whether the page of this number, which is not ready, may yet be."""

@@ -2,11 +2,12 @@
 
 Each connection is a task. It answers one question after the other, and pages leave in the order of the
 prompt, in portions, as soon as they are in host memory: while later parts of a long prompt are computed, the
-earlier ones are on their way.
+earlier ones are on their way, and while the later layers of a step are, its earlier ones.
 """
 
 import asyncio
 import socket
+from itertools import accumulate
 from time import monotonic
 
 import anyio
@@ -20,21 +21,24 @@ from runtime.cache.storage_connector import KEY_BYTES, Pin, StatePin
 from runtime.errors import LinkError, StartError
 from runtime.messages.transfer import (
     Ask,
+    Dropped,
     End,
-    First,
     Found,
     Held,
     Memory,
     Pages,
     PagesAt,
+    Parts,
+    PartsAt,
     Refused,
+    Section,
     State,
     StateAt,
     Taken,
     Waiting,
 )
 from runtime.transfer.layout import RankPages
-from runtime.transfer.rooms import Reader, Room, Rooms
+from runtime.transfer.rooms import Reader, Room, Rooms, Saving
 from runtime.transfer.transports import TCP, Transport
 from runtime.transfer.wire import MOVES, Wire, accept
 
@@ -130,7 +134,8 @@ class PageService:
             await wire.send_files(room.pages.fds)
         out = _Out(wire, room.pages, is_read=memory is not None)
         beat, reader = _Beat(wire, self.rooms), Reader(room, ask.first, ask.keys)
-        end = await self._send_pages(out, ask, room, reader, beat)
+        first = _FirstToken(wire, room) if ask.wants_first else None
+        end = await self._send_pages(out, ask, reader, beat, first)
         while reader.is_state_coming(end):
             await beat.wait()
         if (found := reader.state(end)) is not None:
@@ -146,26 +151,32 @@ class PageService:
             return None  # descriptors cannot be passed
         return room.pages.memory(transport.server_name)
 
-    async def _send_pages(self, out: "_Out", ask: Ask, room: Room, reader: Reader, beat: "_Beat") -> int:
+    async def _send_pages(
+        self, out: "_Out", ask: Ask, reader: Reader, beat: "_Beat", first: "_FirstToken | None"
+    ) -> int:
         """Sends pages as they become ready, and the first token of the answer. -> how many of the pages that
         were asked for are on the other side"""
         portion = max(1, PORTION_BYTES // out.page_bytes)
-        position, wants_first = ask.num_there, ask.wants_first
+        position = ask.num_there
         while position < len(ask.keys) // KEY_BYTES:
-            if wants_first and room.first is not None:
-                await out.first(room.first)
-                wants_first = False
+            if first is not None:
+                await first.send()
+            count = 0
             if pins := reader.ready(position, portion):
                 await out.pages(pins)
-                self.sent.pages += len(pins)
-                self.sent.bytes += len(pins) * out.page_bytes
-                position += len(pins)
+                count = len(pins)
+            elif (saving := reader.saving(position)) is not None:
+                if await _send_sections(out, saving, beat, first):
+                    count = len(saving.pins)
             elif reader.is_coming(position):
                 await beat.wait()
             else:
                 break
-        if wants_first and room.first is not None:
-            await out.first(room.first)
+            position += count
+            self.sent.pages += count
+            self.sent.bytes += count * out.page_bytes
+        if first is not None:
+            await first.send()
         return position
 
     async def _find(self, wire: Wire, number: int) -> Room | None:
@@ -184,6 +195,8 @@ class _Out:
 
     def __init__(self, wire: Wire, pages: RankPages, *, is_read: bool) -> None:
         self.page_bytes = pages.layout.page_bytes
+        self.stages = pages.layout.parts
+        self._num_ranks = pages.layout.num_ranks
         self._wire, self._pages, self._is_read = wire, pages, is_read
 
     async def pages(self, pins: list[Pin]) -> None:
@@ -193,14 +206,30 @@ class _Out:
                 await self._wire.send(PagesAt(tuple(pin.host for pin in pins)))
                 await self._hold()
             else:
-                await self._wire.send_pages(Pages(len(pins)), [self._pages.page(pin.host) for pin in pins])
+                hosts = [pin.host for pin in pins]
+                await self._wire.send_pages(Pages(len(pins)), self._pages.views(hosts))
         finally:
             for pin in pins:
                 pin.release()
 
-    async def first(self, first: First) -> None:
-        """Sends the first token of the answer. Raises LinkError."""
-        await self._wire.send(first)
+    def next_section(self, stage: int, first: int, end: int, count: int) -> Section:
+        """As many of these parts of `count` pages as one message has, one at least."""
+        sums = accumulate(size * self._num_ranks * count for size in self.stages[stage][first:end])
+        num_parts = sum(num_bytes <= PORTION_BYTES for num_bytes in sums)
+        return Section(stage, first, first + max(1, num_parts))
+
+    async def section(self, pins: list[Pin], section: Section) -> None:
+        """As `pages`, of a section of pages that stay pinned."""
+        hosts = [pin.host for pin in pins]
+        if self._is_read:
+            await self._wire.send(PartsAt(tuple(hosts), section))
+            await self._hold()
+        else:
+            await self._wire.send_pages(Parts(len(hosts), section), self._pages.views(hosts, section))
+
+    async def drop(self) -> None:
+        """The pages of the last sections will not be whole. Raises LinkError."""
+        await self._wire.send(Dropped())
 
     async def state(self, depth: int, pin: StatePin) -> None:
         """As `pages`, of the state behind `depth` pages."""
@@ -209,13 +238,27 @@ class _Out:
                 await self._wire.send(StateAt(depth, pin.host))
                 await self._hold()
             else:
-                await self._wire.send_pages(State(depth), [self._pages.state(pin.host)])
+                await self._wire.send_pages(State(depth), self._pages.state(pin.host))
         finally:
             pin.release()
 
     async def _hold(self) -> None:
         await self._wire.receive(TAKEN, TAKE_S)
         await self._wire.send(Held())
+
+
+class _FirstToken:
+    """The first token of the answer, which is sent once it is there."""
+
+    def __init__(self, wire: Wire, room: Room) -> None:
+        self._wire = wire
+        self._room: Room | None = room  # None: it was sent
+
+    async def send(self) -> None:
+        """Sends it, if it is there and was not sent. Raises LinkError."""
+        if self._room is not None and self._room.first is not None:
+            first, self._room = self._room.first, None
+            await self._wire.send(first)
 
 
 class _Beat:
@@ -231,6 +274,31 @@ class _Beat:
         if monotonic() - self._notice_s >= BEAT_S:
             await self._wire.send(Waiting())
             self._notice_s = monotonic()
+
+
+async def _send_sections(out: _Out, saving: Saving, beat: _Beat, first: _FirstToken | None) -> bool:
+    """Sends pages layer by layer while a step saves them. -> whether they are on the other side. Raises
+    LinkError."""
+    sent = [0] * len(out.stages)
+    try:
+        while (stored := saving.num_stored()) is not None:
+            if first is not None:
+                await first.send()
+            for stage, end in enumerate(stored):
+                if end > sent[stage]:
+                    section = out.next_section(stage, sent[stage], end, len(saving.pins))
+                    await out.section(saving.pins, section)
+                    sent[stage] = section.end
+                    break  # what else was stored meanwhile, and the first token, are looked at again
+            else:
+                if sent == [len(parts) for parts in out.stages]:
+                    return True
+                await beat.wait()
+        if any(sent):
+            await out.drop()
+        return False
+    finally:
+        saving.release()
 
 
 def listen(host: str, port: int) -> socket.socket:

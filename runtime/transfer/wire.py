@@ -3,14 +3,17 @@
 Messages travel in records (nodes/records.py) behind a handshake (nodes/handshake.py). Pages follow their
 message as they are, from the sender's host memory into the receiver's without a copy in between: worker
 threads send and receive them, while messages are awaited on the event loop. One side speaks at a time.
+
+A thread gives the kernel many pages in one call, which waits for all of them, and adds up their checksum
+while they are in the processor's cache. So it runs next to no Python, which would hold up the event loop.
 """
 
 import asyncio
 import os
-import select
 import socket
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import anyio
 import msgspec
@@ -18,7 +21,7 @@ from anyio import CapacityLimiter, to_thread
 from msgspec.msgpack import Decoder
 
 from runtime.errors import LinkError
-from runtime.messages.transfer import Checksums
+from runtime.messages.transfer import Sum
 from runtime.nodes.handshake import (
     MAGIC,
     NONCE_BYTES,
@@ -28,14 +31,15 @@ from runtime.nodes.handshake import (
     ServerHandshake,
 )
 from runtime.nodes.records import MAX_RECORD_BYTES, TAG_BYTES, Opener, Sealer
-from runtime.transfer.checksum import checksum
+from runtime.transfer.checksum import Checksum
 
 CONNECT_S = 5.0
 HANDSHAKE_S = 5.0
 STALL_S = 10.0  # without a byte, after which the other side counts as gone
 MOVES = 16  # at once, of a server: threads that a stalled peer may hold for STALL_S
 MAX_BUFFERS = 512  # of one system call; Linux takes 1024
-CHECKSUMS = Decoder(Checksums)
+CALL_BYTES = 512 << 10  # of one system call: what is in the processor's cache behind it
+SUM = Decoder(Sum)
 MAX_FILES = 253  # of one message; a limit of Linux (SCM_MAX_FD)
 FILES_MARK = b"m"  # the byte that descriptors travel with
 RECORD_HEAD = 5  # uint32 size, kind
@@ -67,14 +71,14 @@ class Wire:
         except msgspec.MsgspecError as error:
             raise LinkError(f"it sent what is no message of this version: {error}") from None
 
-    async def send_pages(self, head: msgspec.Struct, records: Sequence["Bytes"]) -> None:
-        """Sends a message, the records behind it, and their checksums. Raises LinkError."""
-        await to_thread.run_sync(self._send_pages, head, records, limiter=self._threads)
+    async def send_pages(self, head: msgspec.Struct, views: Sequence[memoryview]) -> None:
+        """Sends a message, bytes behind it, and their checksum. Raises LinkError."""
+        await to_thread.run_sync(self._send_pages, head, views, limiter=self._threads)
 
-    async def receive_pages(self, records: Sequence["Bytes"]) -> None:
-        """Fills records with what follows the last message. Raises LinkError, also for what came damaged."""
-        found = await to_thread.run_sync(self._receive_pages, records, limiter=self._threads)
-        if (await self.receive(CHECKSUMS)).values != tuple(found):
+    async def receive_pages(self, views: Sequence[memoryview]) -> None:
+        """Fills memory with what follows the last message. Raises LinkError, also for what came damaged."""
+        found = await to_thread.run_sync(self._receive_pages, views, limiter=self._threads)
+        if (await self.receive(SUM)).value != found:
             raise LinkError("pages came damaged")
 
     def close(self) -> None:
@@ -131,34 +135,70 @@ class Wire:
             return head + await _receive(self._socket, size + TAG_BYTES)
         raise LinkError("a record stopped in the middle")
 
-    def _send_pages(self, head: msgspec.Struct, records: Sequence["Bytes"]) -> None:
-        self._write([memoryview(self._sealer.seal(msgspec.msgpack.encode(head)))])
-        values: list[int] = []
-        for record in records:  # a checksum of what was just sent finds it in the cache of the processor
-            self._write(record.views)
-            values.append(checksum(record.parts))
-        self._write([memoryview(self._sealer.seal(msgspec.msgpack.encode(Checksums(tuple(values)))))])
+    def _send_pages(self, head: msgspec.Struct, views: Sequence[memoryview]) -> None:
+        with _Waiting(self._socket):
+            self._write([memoryview(self._sealer.seal(msgspec.msgpack.encode(head)))])
+            found = self._move(views, self._write)
+            self._write([memoryview(self._sealer.seal(msgspec.msgpack.encode(Sum(found))))])
 
-    def _receive_pages(self, records: Sequence["Bytes"]) -> list[int]:
-        values: list[int] = []
-        for record in records:
-            _move(self._socket, record.views, self._read, select.POLLIN)
-            values.append(checksum(record.parts))
-        return values
+    def _receive_pages(self, views: Sequence[memoryview]) -> int:
+        with _Waiting(self._socket):
+            return self._move(views, self._read)
 
-    def _write(self, views: Sequence[memoryview]) -> None:
-        _move(self._socket, views, self._socket.sendmsg, select.POLLOUT)
+    def _move(self, views: Sequence[memoryview], move: Callable[[list[memoryview]], None]) -> int:
+        """Sends or receives all bytes. -> their checksum"""
+        checksum = Checksum()
+        for call in calls(views):
+            move(call)
+            for view in call:  # while it is in the processor's cache
+                checksum.add(view)
+        return checksum.value
 
-    def _read(self, views: Sequence[memoryview]) -> int:
-        return self._socket.recvmsg_into(views)[0]
+    def _write(self, views: list[memoryview]) -> None:
+        _move_all(views, self._socket.sendmsg)
+
+    def _read(self, views: list[memoryview]) -> None:
+        _move_all(views, self._receive_into)
+
+    def _receive_into(self, views: list[memoryview]) -> int:
+        return self._socket.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
 
 
-class Bytes(NamedTuple):
-    """A page or a state in memory: in as few pieces as possible, and in the pieces of its checksum, which are
-    those of every layout of memory."""
+class _Waiting:
+    """Lets the calls of a worker thread wait in the kernel, STALL_S at most, where the event loop's must not.
+    The loop leaves the socket alone meanwhile."""
 
-    views: list[memoryview]
-    parts: list[memoryview]
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def __enter__(self) -> None:
+        limit = struct.pack("@ll", int(STALL_S), int(STALL_S % 1 * 1e6))  # timeval
+        try:
+            os.set_blocking(self._socket.fileno(), True)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
+        except OSError as error:
+            raise LinkError(f"the connection broke ({error.strerror or error})") from None
+
+    def __exit__(self, *_: object) -> None:
+        if self._socket.fileno() >= 0:
+            os.set_blocking(self._socket.fileno(), False)
+
+
+def calls(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """Memory in the order of `views`, in portions of one system call each."""
+    call, size = list[memoryview](), 0
+    for view in views:
+        at = 0
+        while at < len(view):
+            piece = view[at : at + CALL_BYTES - size]
+            call.append(piece)
+            at, size = at + len(piece), size + len(piece)
+            if size == CALL_BYTES or len(call) == MAX_BUFFERS:
+                yield call
+                call, size = [], 0
+    if call:
+        yield call
 
 
 async def connect(host: str, port: int, key: bytes, threads: CapacityLimiter) -> Wire:
@@ -252,29 +292,22 @@ async def _receive(connection: socket.socket, size: int) -> bytearray:
     return data
 
 
-def _move(
-    connection: socket.socket,
-    views: Sequence[memoryview],
-    move: Callable[[Sequence[memoryview]], int],
-    ready: int,
-) -> None:
-    """In a worker thread: sends or receives all bytes of `views`; `ready`: the event to wait for."""
-    waiting = select.poll()
-    waiting.register(connection, ready)
-    rest, at = list(views), 0
-    while at < len(rest):
+def _move_all(views: list[memoryview], move: Callable[[list[memoryview]], int]) -> None:
+    """In a worker thread: sends or receives all bytes of `views` by calls that wait."""
+    left = views
+    while left:
         try:
-            count = move(rest[at : at + MAX_BUFFERS])
+            count = move(left)
         except (BlockingIOError, InterruptedError):
-            if not waiting.poll(STALL_S * 1000):
-                raise LinkError(f"no byte moved for {STALL_S:g} s") from None
-            continue
+            raise LinkError(f"no byte moved for {STALL_S:g} s") from None
         except OSError as error:
             raise LinkError(f"the connection broke ({error.strerror or error})") from None
         if not count:
             raise LinkError("the connection was closed")
-        while at < len(rest) and count >= len(rest[at]):
-            count -= len(rest[at])
+        at = 0
+        while at < len(left) and count >= len(left[at]):
+            count -= len(left[at])
             at += 1
+        left = left[at:]
         if count:
-            rest[at] = rest[at][count:]
+            left = [left[0][count:], *left[1:]]

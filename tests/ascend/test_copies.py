@@ -44,6 +44,13 @@ def test_pages_go_and_come_back(layout: str, dtype: torch.dtype) -> None:
             now = cache.view(PAGES, -1).cpu()
             assert torch.equal(now[5], was[1]) and torch.equal(now[2], was[4]) and not now[[0, 1, 3, 4]].any()
     copies.finish(is_alone=False)
+    reported: list[int] = []
+    copies.save_layers(range(1), np.array([5], np.int32), np.array([4], np.int32), lambda: reported.append(1))
+    copies.save_layers(range(1, 3), np.array([5], np.int32), np.array([4], np.int32), None)
+    copies.finish(is_alone=False)
+    own = [cache.view(PAGES, -1)[5].cpu().view(torch.uint8) for pair in kv for cache in pair]
+    assert reported == [1]
+    assert [host.part(i)[4].tobytes() for i in range(len(parts))] == [each.numpy().tobytes() for each in own]
     for pages, hosts in (([PAGES], [0]), ([0], [HOSTS]), ([-1], [0])):
         with pytest.raises(IndexError, match="there is no"):
             copies.save(np.array(pages, np.int32), np.array(hosts, np.int32))

@@ -90,6 +90,23 @@ def test_pages_that_others_wait_for_are_saved_by_the_step_that_computes_them() -
     assert it.plan() is None, "the first pages of a prompt keep their room"
 
 
+def test_parts_of_computed_pages_are_known_while_their_step_runs() -> None:
+    it = Steps(saves_in_step=True)
+    page_copies = it.plan(sequence(1, 2, 3, 4, 5))
+    assert page_copies is not None and page_copies.notice_bytes
+    parts = it.cache.host.saved_parts
+    for step, rank, num_parts in ((it.step, 0, 2), (it.step, 1, 1), (it.step, 1, 3), (it.step + 1, 0, 9)):
+        parts.add(step, rank, num_parts)
+    assert parts.of(it.step) == {0: 2, 1: 3} and parts.of(it.step + 1) == {}
+    it.confirm()
+    parts.add(it.step, 0, 4)
+    assert parts.of(it.step) == {}, "its result has come"
+    it.plan(sequence(6, 7, 8))
+    parts.add(it.step, 0, 2)
+    it.cache.lose_device()
+    assert parts.of(it.step) == {}, "the ranks have died"
+
+
 def test_selective_saves_what_a_second_sequence_finds() -> None:
     it = Steps("write_through_selective")
     it.run(1, 2, 3, 4, 5)

@@ -30,8 +30,9 @@ class Withheld:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_over = False
-        ready, is_coming = Reader.ready, Reader.is_coming
+        ready, saving, is_coming = Reader.ready, Reader.saving, Reader.is_coming
         monkeypatch.setattr(Reader, "ready", lambda *asked: ready(*asked) if self.is_over else [])
+        monkeypatch.setattr(Reader, "saving", lambda *asked: saving(*asked) if self.is_over else None)
         monkeypatch.setattr(Reader, "is_coming", lambda *asked: is_coming(*asked) if self.is_over else True)
 
     def release(self, engine: runtime.Engine) -> None:

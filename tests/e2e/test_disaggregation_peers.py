@@ -19,6 +19,7 @@ import runtime
 from runtime.cache.audit import findings
 from runtime.messages.transfer import (
     Ask,
+    Dropped,
     End,
     First,
     Found,
@@ -27,17 +28,20 @@ from runtime.messages.transfer import (
     PageLayout,
     Pages,
     PagesAt,
+    Parts,
+    PartsAt,
     RankMemory,
+    Section,
     State,
+    Sum,
     Taken,
     ToDecode,
     Transfer,
     Waiting,
 )
 from runtime.transfer.key import link_key
-from runtime.transfer.layout import split
 from runtime.transfer.transports import shared_name
-from runtime.transfer.wire import Bytes, Wire, accept, connect, connect_local
+from runtime.transfer.wire import Wire, accept, connect, connect_local
 from tests.e2e.conftest import Generate
 from tests.e2e.disaggregated import COUNT, FULL, KEY, PROMPT, counts, key_options, server, source_of
 
@@ -81,10 +85,25 @@ def bytes_behind(size: Callable[[PageLayout], int], *, is_whole: bool = False) -
         view = memoryview(bytes(size(layout)))
         await wire.send(Found(layout))
         if is_whole:
-            await wire.send_pages(Pages(2), [Bytes([view], [memoryview(b"1")])])
+            await wire.send(Pages(2))
+            wire._write([view])
+            await wire.send(Sum(1))
         else:
             await wire.send(Pages(2))
             wire._write([view])
+
+    return play
+
+
+def section_behind(*messages: Struct) -> Play:
+    """Sends the first part of two pages, and these."""
+
+    async def play(wire: Wire, layout: PageLayout) -> None:
+        await wire.send(Found(layout))
+        view = memoryview(bytes(2 * layout.num_ranks * layout.parts[0][0]))
+        await wire.send_pages(Parts(2, Section(0, 0, 1)), [view])
+        for message in messages:
+            await wire.send(message)
 
     return play
 
@@ -117,6 +136,18 @@ PLAYS: dict[str, Play] = {
     "sends more than was asked for": says(Pages(1000)),
     "sends less than nothing": says(Pages(-1)),
     "sends a state": says(State(3)),
+    "dies between sections": section_behind(),
+    "stalls between sections": then(section_behind(Waiting()), FOREVER),
+    "drops a section": section_behind(Dropped(), End()),
+    "drops what it did not send": says(Dropped()),
+    "sends whole pages behind a section": section_behind(Pages(2)),
+    "sends a section again": section_behind(Parts(2, Section(0, 0, 1))),
+    "sends a section of other pages": section_behind(Parts(1, Section(0, 1, 2))),
+    "sends a section of no stage": says(Parts(1, Section(7, 0, 1))),
+    "sends an empty section": says(Parts(1, Section(0, 0, 0))),
+    "sends a section of too many parts": says(Parts(1, Section(0, 0, 1000))),
+    "sends a section of too many pages": says(Parts(1000, Section(0, 0, 1))),
+    "names places of a section": says(PartsAt((1,), Section(0, 0, 1))),
     "samples what is no token": says(First(1 << 30)),
     "samples less than nothing": says(Waiting(), First(-1)),
     "names places of no memory": says(PagesAt((1, 2))),
@@ -216,7 +247,7 @@ async def test_decode_servers_that_die_or_stall(
                         os.close(fd)
                 if isinstance(answer, Pages):
                     page = memoryview(bytearray(pages._pages.layout.page_bytes))
-                    await wire.receive_pages([Bytes([page], split(page, pages._pages.layout))])
+                    await wire.receive_pages([page])
             if num_messages == 2:
                 await anyio.sleep(0.5)  # and stalls
             wire.close()

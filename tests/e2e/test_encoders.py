@@ -16,7 +16,7 @@ from runtime.errors import InvalidRequest, LinkError, OptionsError, StartError, 
 from runtime.messages.transfer import EncodeAsk, Refused
 from runtime.models.config.media_config import encoder_bytes
 from runtime.transfer.key import link_key
-from runtime.transfer.wire import Bytes, connect
+from runtime.transfer.wire import connect
 from tests.e2e.disaggregated import KEY, key_options
 from tests.e2e.image_engine import COUNT, OPTIONS, Images
 from tests.e2e.test_videos import video
@@ -186,7 +186,7 @@ async def test_inputs_that_cannot_be_encoded_harm_nothing(
             try:
                 view = memoryview(bytes(num_bytes))
                 question = EncodeAsk(encoders.service._identity, shape, (1, 1, 1), 16)
-                await wire.send_pages(question, [Bytes([view], [view])])
+                await wire.send_pages(question, [view])
                 return await wire.receive(Decoder(Refused))
             finally:
                 wire.close()

@@ -7,7 +7,7 @@ import pytest
 
 from runtime.devices.host_memory import HostPages
 from runtime.errors import LinkError
-from runtime.messages.transfer import Memory, PageLayout, RankMemory
+from runtime.messages.transfer import Memory, PageLayout, RankMemory, Section
 from runtime.transfer.layout import RankPages
 from runtime.transfer.reading import FileReading, Piece, Places
 
@@ -31,11 +31,24 @@ def memory(layout: str, num_ranks: int = 2) -> tuple[RankPages, list[int]]:
 def test_pages_of_every_layout(theirs: str, own: str) -> None:
     (source, fds), (target, _) = memory(theirs), memory(own)
     places, reading = Places(source.memory(b""), source.layout), FileReading(fds)
-    reading.read(list(places.page(2, target.page(1).views)))
-    reading.read(list(places.state(1, target.state(0).views)))
+    reading.read(list(places.pages([2, 0], target.views([1, 2]))))
+    reading.read(list(places.state(1, target.state(0))))
+    assert b"".join(target.views([1, 2])) == b"".join(source.views([2, 0]))
+    assert b"".join(target.state(0)) == b"".join(source.state(1))
+    for section in (Section(0, 1, 3), Section(0, 0, 1), Section(0, 3, 4)):
+        reading.read(list(places.pages([1], target.views([0], section), section)))
     reading.close()
-    assert [bytes(part) for part in target.page(1).parts] == [bytes(part) for part in source.page(2).parts]
-    assert [bytes(part) for part in target.state(0).parts] == [bytes(part) for part in source.state(1).parts]
+    assert b"".join(target.views([0])) == b"".join(source.views([1]))
+
+
+def test_pages_side_by_side_are_read_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    (source, fds), (target, _) = memory("page_first", 1), memory("page_first", 1)
+    places, reading, read = Places(source.memory(b""), source.layout), FileReading(fds), os.preadv
+    counts: list[int] = []
+    monkeypatch.setattr(os, "preadv", lambda *asked: counts.append(len(asked[1])) or read(*asked))
+    reading.read(list(places.pages([0, 1, 2], target.views([0, 2, 1]))))
+    reading.close()
+    assert counts == [3] and b"".join(target.views([0, 2, 1])) == b"".join(source.views([0, 1, 2]))
 
 
 def test_ranks_with_the_same_heads_are_read_once() -> None:
@@ -54,7 +67,7 @@ def test_memory_that_ends_early_is_an_error() -> None:
     places, reading = Places(source.memory(b""), source.layout), FileReading(fds)
     os.ftruncate(fds[1], 100)
     with pytest.raises(LinkError, match="ends before"):
-        reading.read(list(places.page(2, target.page(1).views)))
+        reading.read(list(places.pages([2], target.views([1]))))
     reading.close()
     with pytest.raises(IndexError):  # nothing is open any more
         reading.read([Piece(0, 0, memoryview(bytearray(1)))])
@@ -65,7 +78,7 @@ def test_a_place_beyond_the_memory_is_an_error(place: int) -> None:
     (source, _), (target, _) = memory("page_first"), memory("page_first")
     places = Places(source.memory(b""), source.layout)
     with pytest.raises(LinkError, match="none of its memory"):
-        list(places.page(place, target.page(1).views))
+        list(places.pages([place], target.views([1])))
 
 
 LAYOUT = PageLayout(8, 1, (PARTS,), (16,))

@@ -13,14 +13,14 @@ from anyio import CapacityLimiter
 from msgspec.msgpack import Decoder
 
 from runtime.errors import LinkError
-from runtime.messages.transfer import End, Pages, ToDecode, Waiting
+from runtime.messages.transfer import End, Pages, Sum, ToDecode, Waiting
 from runtime.transfer import wire as wire_module
-from runtime.transfer.wire import Bytes, Wire, accept, connect
+from runtime.transfer.wire import CALL_BYTES, MAX_BUFFERS, Wire, accept, calls, connect
 
 pytestmark = pytest.mark.anyio
 
 KEY = b"0123456789abcdef"
-HALF = [Bytes([memoryview(b"half")], [])]
+HALF = [memoryview(b"half")]
 ANSWERS: Decoder[Any] = Decoder(ToDecode)
 
 
@@ -47,10 +47,18 @@ async def ends(key: bytes = KEY) -> AsyncIterator[tuple[Wire, Wire]]:
         accepted[0].close()
 
 
-def records(*sizes: int) -> list[Bytes]:
+def records(*sizes: int) -> list[memoryview]:
     """Random ones."""
-    found = [memoryview(bytearray(os.urandom(size))) for size in sizes]
-    return [Bytes([one], [one]) for one in found]
+    return [memoryview(bytearray(os.urandom(size))) for size in sizes]
+
+
+def test_a_call_has_what_the_kernel_takes() -> None:
+    sizes = [7] * 1000 + [0, 3 * CALL_BYTES + 1, 5]
+    views = records(*sizes)
+    found = list(calls(views))
+    assert b"".join(view for call in found for view in call) == b"".join(views)
+    assert all(0 < sum(map(len, call)) <= CALL_BYTES and len(call) <= MAX_BUFFERS for call in found)
+    assert len(found) == 5
 
 
 async def test_messages_and_pages_in_turn() -> None:
@@ -70,8 +78,10 @@ async def test_messages_and_pages_in_turn() -> None:
 async def test_what_came_damaged_is_an_error() -> None:
     page = records(8192)[0]
     async with ends() as (client, server):
-        await server.send_pages(Pages(1), [Bytes(page.views, [memoryview(bytes(8192))])])
+        await server.send(Pages(1))
         await client.receive(ANSWERS)
+        server._write([page])
+        await server.send(Sum(1))
         with pytest.raises(LinkError, match="damaged"):
             await client.receive_pages(records(8192))
 

@@ -19,7 +19,7 @@ from runtime.devices.cpu.expert_phases import GATES, ExpertPhases, experts_probl
 from runtime.devices.cpu.kernels.library import Heads, Place, Step
 from runtime.devices.cpu.latent_phases import LatentPhases, latents_problem
 from runtime.devices.cpu.matrices import Matrix, Threads
-from runtime.devices.cpu.program import MULTIPLE, Buffer, Program, Then
+from runtime.devices.cpu.program import MULTIPLE, Buffer, Program, Then, num_phases
 from runtime.devices.cpu.recurrent_phases import RecurrentPhases, mixer_problem, multiply
 from runtime.devices.decoder_spec import (
     AttentionSpec,
@@ -33,6 +33,7 @@ from runtime.devices.decoder_spec import (
     NormSpec,
 )
 from runtime.devices.lora import LoraWeights
+from runtime.devices.page_copies import PageSaves
 
 MAX_INNER = 2048  # lora::MAX_INNER
 MAX_WIDTH = 16384  # layers::Prepare::MAX_WIDTH
@@ -105,6 +106,7 @@ class DecoderProgram:
         self.latents = LatentPhases(self.program, self.rotary)
         self.mixers = RecurrentPhases(self.program)
         assert isinstance(spec.embedding, Tensor | Matrix)
+        self.stored: list[int] = []  # for each layer with a cache, the phases that it is stored behind
         self.program.embed(spec.embedding, spec.embed_scale, buffers.x)
         caches = iter(kv)
         for layer in spec.layers:
@@ -124,6 +126,7 @@ class DecoderProgram:
             self._linear(mixed, None, layer.mixer.o, rows.output, Then.STORE, rows)
         if layer.attention is not None:
             attended = self._attend(layer.attention, layer.before_attention, next(caches), rows)
+            self.stored.append(num_phases(self.program))
             self._add(attended, layer.attention.o, layer.after_attention, rows)
             if mixed is not None:
                 self.program.norm(rows.output, rows.x, None, adds=True)
@@ -282,9 +285,19 @@ class DecoderProgram:
             step.num_samples, step.sample_places = len(places), places.ctypes.data
             step.logits, logits = logits.data_ptr(), logits[:, :vocab_size]
         self.experts.count()
-        self.program.run(step)
+        self._run(step, batch.page_saves)
         del pages  # what the step points to
         return Forwarded(out, logits)
+
+    def _run(self, step: Step, saves: PageSaves | None) -> None:
+        """Computes the step, in as many calls as it takes to save pages of layers between them."""
+        first = 0
+        for layer, end in enumerate(self.stored if saves is not None else ()):
+            if saves is not None and saves.wants(layer):
+                self.program.run(step, first, end)
+                saves.stored(layer)
+                first = end
+        self.program.run(step, first)
 
     def _set_pages(self, step: Step, plan: CpuAttentionPlan, locations: tuple[Tensor, ...]) -> object:
         """Says in `step` where the tokens' keys and values are. -> what must live as long as it"""

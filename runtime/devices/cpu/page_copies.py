@@ -3,9 +3,11 @@ memory. The runs are found once for all layers. bench/tiers.py: at least as fast
 same runs; one large memcpy is faster. torch's scatter of bytes measured several times slower.
 
 Saves are done at once. Loads are done by a thread, layer by layer ahead of the forward pass, which waits for
-each: a copy by numpy does not hold the interpreter's lock.
+each, and so are saves of layers while later ones are computed: a copy by numpy does not hold the
+interpreter's lock.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 
@@ -38,31 +40,37 @@ class CpuPageCopier:
             [(_pages(cache, page_size), host.part(next(parts))) for cache in caches] for caches in kv
         ]
         self._limits = len(kv[0][0]) // page_size, host.num_pages
-        self._thread = ThreadPoolExecutor(1, "loads")
-        self._loading: list[Future[None]] = []
+        self._thread = ThreadPoolExecutor(1, "copies")
+        self._copying: list[Future[None]] = []
 
     def save(self, pages: np.ndarray, hosts: np.ndarray) -> None:
         """See PageCopier.save."""
-        runs = self._runs(pages, hosts)
-        for layer in self._layers:
-            for cache, memory in layer:
-                for page, host, size in runs:
-                    memory[host : host + size] = cache[page : page + size]
+        _save(self._layers, self._runs(pages, hosts), None)
+
+    def save_layers(
+        self, layers: range, pages: np.ndarray, hosts: np.ndarray, done: Callable[[], None] | None
+    ) -> None:
+        """See PageCopier.save_layers."""
+        own, runs = self._layers[layers.start : layers.stop], self._runs(pages, hosts)
+        if done is None:
+            return _save(own, runs, None)
+        self._copying.append(self._thread.submit(_save, own, runs, done))
 
     def load(self, hosts: np.ndarray, pages: np.ndarray) -> LayersArriving:
         """See PageCopier.load."""
         runs = self._runs(pages, hosts)
-        self._loading = [self._thread.submit(_load, layer, runs) for layer in self._layers]
-        return LayersArriving(self._loading)
+        loading = [self._thread.submit(_load, layer, runs) for layer in self._layers]
+        self._copying += loading
+        return LayersArriving(loading)
 
     def overwrite(self, pages: np.ndarray) -> None:
         """Nothing to do: saves are complete when `save` returns."""
 
     def finish(self, *, is_alone: bool) -> None:
         """See PageCopier.finish."""
-        for layer in self._loading:
-            layer.result()
-        self._loading = []
+        for copy in self._copying:
+            copy.result()
+        self._copying = []
 
     def close(self) -> None:
         """Ends the thread."""
@@ -84,6 +92,16 @@ def _pages(cache: Tensor, page_size: int) -> np.ndarray:
     shared with the cache."""
     bytes_of: np.ndarray = cache.view(len(cache) // page_size, -1).view(torch.uint8).numpy()
     return bytes_of
+
+
+def _save(
+    layers: list[list[tuple[np.ndarray, np.ndarray]]], runs: list[Run], done: Callable[[], None] | None
+) -> None:
+    for cache, memory in (pair for layer in layers for pair in layer):
+        for page, host, size in runs:
+            memory[host : host + size] = cache[page : page + size]
+    if done is not None:
+        done()
 
 
 def _load(layer: list[tuple[np.ndarray, np.ndarray]], runs: list[Run]) -> None:

@@ -126,7 +126,14 @@ class Program:
         """From the output of the QKV projection to that of attention; keys and values go to the cache."""
         self.functions.program_attention(self.handle, qkv, out, ctypes.addressof(heads))
 
-    def run(self, step: Step) -> None:
-        """Computes all phases. Raises torch.OutOfMemoryError."""
-        if self.functions.program_run(self.handle, ctypes.addressof(step)):
+    def run(self, step: Step, first: int = 0, end: int | None = None) -> None:
+        """Computes phases `first` to `end`, which is not one of them; None: to the last one. Those of a step
+        may be computed by several calls, in order. Raises torch.OutOfMemoryError."""
+        last = num_phases(self) if end is None else end
+        if self.functions.program_run(self.handle, ctypes.addressof(step), first, last):
             raise torch.OutOfMemoryError(f"no memory for a step of {step.num_tokens} tokens")
+
+
+def num_phases(program: Program) -> int:
+    """Phases that a program has so far."""
+    return int(program.functions.program_size(program.handle))

@@ -6,10 +6,14 @@ copied. The main stream and the stream of copies wait for each other by events; 
 
 Saved pages are complete ones, so steps go on while they are saved. The main stream waits for a save where a
 step is given one of its pages to write to, and, with several ranks, at the end of the step: a result of rank
-0 speaks for all of them. Alone, the stream that brings results to the host waits in its place.
+0 speaks for all of them. Alone, the stream that brings results to the host waits in its place. A thread waits
+for saves of layers, to say when they are done.
 """
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -53,6 +57,11 @@ class Saving:
     pages: np.ndarray  # on the device, sorted
     done: Event
 
+    def tell(self, reported: Callable[[], None]) -> None:
+        """Calls `reported` when it is done."""
+        self.done.synchronize()
+        reported()
+
 
 class CudaPageCopier:
     """PageCopier (devices/page_copies.py) of one GPU. `streams`: torch's module of the device."""
@@ -71,15 +80,27 @@ class CudaPageCopier:
         self._streams = streams
         self._stream = streams.Stream()
         self._saving: list[Saving] = []
+        self._waiting = ThreadPoolExecutor(
+            1, "saves", initializer=partial(streams.set_device, streams.current_device())
+        )
 
     def save(self, pages: np.ndarray, hosts: np.ndarray) -> None:
         """Begins to copy device pages to host pages."""
+        self.save_layers(range(len(self._layers)), pages, hosts, None)
+
+    def save_layers(
+        self, layers: range, pages: np.ndarray, hosts: np.ndarray, done: Callable[[], None] | None
+    ) -> None:
+        """Begins to copy some layers; see PageCopier.save_layers."""
         index = self._begin(pages, hosts)
         with self._streams.stream(self._stream):
-            for layer in self._layers:
-                for cache in layer:
+            for layer in layers:
+                for cache in self._layers[layer]:
                     copy_pages(cache.gpu, cache.host, index[0], index[1])
-        self._saving.append(Saving(np.unique(pages), self._stream.record_event()))
+        saving = Saving(np.unique(pages), self._stream.record_event())
+        self._saving.append(saving)
+        if done is not None:
+            self._waiting.submit(saving.tell, done)
 
     def overwrite(self, pages: np.ndarray) -> None:
         """Lets the main stream wait for the saves under way that have one of these pages."""
@@ -109,6 +130,7 @@ class CudaPageCopier:
     def close(self) -> None:
         """Waits for all copies and unlocks the host memory."""
         self._stream.synchronize()
+        self._waiting.shutdown()
         unlock(self._host)
 
     def _begin(self, pages: np.ndarray, hosts: np.ndarray) -> Tensor:

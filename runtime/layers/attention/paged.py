@@ -64,8 +64,7 @@ class Attention:
     def forward(self, q: Tensor, batch: ForwardBatch) -> Tensor:
         """Queries [T, H, D] over the keys and values in the cache, the step's own tokens included -> [T, H *
         D]."""
-        if batch.page_loads is not None:
-            batch.page_loads.wait(self.index)
+        begin_attention(batch, self.index)
         k_cache, _ = batch.kv[self.index]
         if self.cache_scales is None or k_cache.dtype.itemsize > 1:
             return self._attend(q, batch).flatten(1)
@@ -100,8 +99,16 @@ class MlaAttention:
     def forward(self, q: Tensor, q_rope: Tensor, up: PackedLatent, batch: ForwardBatch) -> Tensor:
         """Queries [T, H, N] and their rotary parts [T, H, P] over the cache -> [T, H * V]. `up`: what
         Ops.pack_latent returned."""
-        if batch.page_loads is not None:
-            batch.page_loads.wait(self.index)
+        begin_attention(batch, self.index)
         return self.ops.latent_attention(
             q, q_rope, *batch.kv[self.index], up, batch.attention, self.scale
         ).flatten(1)
+
+
+def begin_attention(batch: ForwardBatch, index: int) -> None:
+    """Called where the attention of a layer with a cache begins, when the step's own tokens are in it: pages
+    of this layer that come from host memory are waited for, and computed ones are saved."""
+    if batch.page_loads is not None:
+        batch.page_loads.wait(index)
+    if batch.page_saves is not None:
+        batch.page_saves.stored(index)

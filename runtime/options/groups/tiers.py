@@ -74,7 +74,10 @@ class Tiers(Group, frozen=True, kw_only=True):
 
 
 # of servers that compute a half of each request
-OF_HALVES = {False: Derived(True, "pages move from host memory to host memory")}
+OF_HALVES: dict[str, dict[Value, Derived]] = {
+    "enable_hierarchical_cache": {False: Derived(True, "pages move from host memory to host memory")},
+    "hicache_mem_layout": {"layer_first": Derived("page_first", "pages move in one piece")},
+}
 
 # of servers with LMCache
 LMCACHE = "lmcache"

@@ -36,6 +36,12 @@ class Streams:
     def current_stream(self) -> "Stream":
         return self.now
 
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: int) -> None:
+        assert device == 0
+
     @contextmanager
     def stream(self, stream: "Stream") -> Iterator[None]:
         self.now = stream
@@ -68,6 +74,9 @@ class Event:
 
     def query(self) -> bool:
         return self.is_done
+
+    def synchronize(self) -> None:
+        self.is_done = True
 
 
 @pytest.fixture
@@ -145,6 +154,24 @@ def test_steps_wait_for_saves_of_the_pages_that_they_write_to(opened: Any) -> No
         saving.done.is_done = True
     made.overwrite(index(5, 2, 1, 3))
     assert len(streams.calls) == 2 and made._saving == []
+
+
+@pytest.mark.skipif(HAS_GPU, reason="pages of the cpu; with a GPU, tests/cuda/test_rank.py copies")
+def test_layers_are_saved_while_later_ones_are_computed(opened: Any) -> None:
+    """A thread says that a layer is there behind the event of its copies."""
+    made, streams, host, kv = opened("page_first")
+    reported: list[bool] = []
+    saved, pages, hosts = made._saving, index(5, 2), index(0, 4)
+    made.save_layers(range(1), pages, hosts, lambda: reported.append(saved[0].done.is_done))
+    kept = kv[1][0].clone()
+    kv[1][0].mul_(2)  # as a later layer of the step
+    made.save_layers(range(1, 2), pages, hosts, None)
+    assert made.finish(is_alone=True) is streams.side
+    made.close()
+    assert reported == [True]
+    own = [cache.view(6, -1)[2].view(torch.uint8).numpy().tobytes() for pair in kv for cache in pair]
+    assert [host.part(part)[4].tobytes() for part in range(4)] == own and not torch.equal(kept, kv[1][0])
+    assert streams.calls == ["side waits for main", "side waits for main", "the host waits"]
 
 
 def test_pages_that_a_step_writes_to() -> None:

@@ -366,8 +366,12 @@ int program_recurrent(Program* program, const recurrent::Layer* layer, const rec
     return 0;
 }
 
-// 0; 1: there is no memory for its buffers.
-int program_run(Program* program, const Step* step) { return program->run(*step) ? 0 : 1; }
+int program_size(Program* program) { return program->size(); }
+
+// Phases `first` to `end`, which is not one of them. 0; 1: there is no memory for its buffers.
+int program_run(Program* program, const Step* step, int first, int end) {
+    return program->run(*step, first, end) ? 0 : 1;
+}
 
 // ---- sampling
 

@@ -49,27 +49,34 @@ class Program final : public team::Work {
     attention::Scratches& scratches() { return scratches_; }
     recurrent::Scratches& recurrent_scratches() { return recurrent_; }
 
-    bool run(const Step& step) {
+    int size() const { return (int)phases_.size(); }
+
+    // Phases `first` to `end`, which is not one of them. Those of a step may be computed in several calls, in order.
+    bool run(const Step& step, int first, int end) {
         for (auto& buffer : buffers_)
             if (!buffer->reserve(step.num_tokens)) return false;
         for (auto& assignment : assignments_)
             if (!assignment->reserve(step.num_tokens)) return false;
         step_ = &step;
-        chunks_.resize(phases_.size());
-        for (size_t i = 0; i < phases_.size(); i++) chunks_[i] = phases_[i]->begin(step);
+        first_ = first;
+        chunks_.resize(end - first);
+        for (int i = first; i < end; i++) chunks_[i - first] = phases_[i]->begin(step);
         team::run(team_, this);
         return true;
     }
 
-    int num_phases() const override { return (int)phases_.size(); }
+    int num_phases() const override { return (int)chunks_.size(); }
     int num_chunks(int phase) const override { return chunks_[phase]; }
-    void compute(int phase, int chunk, int thread) override { phases_[phase]->compute(*step_, chunk, thread); }
+    void compute(int phase, int chunk, int thread) override {
+        phases_[first_ + phase]->compute(*step_, chunk, thread);
+    }
 
   private:
     team::Team* team_;
     attention::Scratches scratches_;
     recurrent::Scratches recurrent_;
     const Step* step_ = nullptr;
+    int first_ = 0;  // phase of the call at hand
     std::vector<std::unique_ptr<Buffer>> buffers_;
     std::vector<std::unique_ptr<RotaryTables>> rotaries_;
     std::vector<std::unique_ptr<experts::Assignment>> assignments_;
