@@ -30,6 +30,7 @@ from runtime.options.plan import Plan
 from runtime.service import TokenizerInfo
 from runtime.settings import TextSetup, grammar_setup, random_seeds
 from runtime.text.media_prompts import MediaPrompts
+from runtime.text.transformers_processor import TransformersProcessor
 from runtime.transfer.open_encoders import open_encoders
 
 
@@ -60,6 +61,7 @@ class TextPipeline:
         self._step_tokens = step_tokens
         self._vocabulary = text.vocabulary
         self._templates = text.templates
+        self._processor = text.media
         self._loader = (
             None
             if text.media is None
@@ -102,6 +104,9 @@ class TextPipeline:
                     await self._loader.aclose()
             if self._encoders is not None:
                 self._encoders.close()
+            if isinstance(self._processor, TransformersProcessor):
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(self._processor.close)
 
     async def _finish_start(self) -> None:
         """Keeps the texts of the tokens for the next start, and returns what reading the tokenizer has freed.

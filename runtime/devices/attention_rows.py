@@ -25,8 +25,8 @@ class AttentionRows:
     # DeviceFacts.gathers_rows alone
     strides: np.ndarray | None = None
     # of rows with tokens that see each other both ways, as those of an image in Gemma 3, by row: int64
-    # [spans, 2], the first query and that behind the last one of each span. For layers/attention/sdpa.py
-    # alone (`--attention-backend torch_native`)
+    # [spans, 2], the first query and that behind the last one of each span. Kernels are causal: these rows
+    # are for layers/attention/sdpa.py (layers/attention/spans.py)
     spans: dict[int, np.ndarray] | None = None
 
     @property

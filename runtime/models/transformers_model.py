@@ -21,6 +21,7 @@ from runtime.layers.pooling import PoolingMetadata
 from runtime.layers.weight import Layer, PackedModules, Weight
 from runtime.models.base import CompiledLayer, Renames
 from runtime.models.checkpoint import TensorSlice
+from runtime.models.config.media_config import sees_whole_images
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.transformers_attention import (
     PAGED,
@@ -31,6 +32,13 @@ from runtime.models.transformers_attention import (
     Trial,
     paged_attention,
     register,
+)
+from runtime.models.transformers_media import (
+    TransformersMedia,
+    attend_apart,
+    check_arguments,
+    outermost,
+    text_model,
 )
 from runtime.models.transformers_weights import (
     CheckpointNames,
@@ -80,7 +88,9 @@ class TransformersModel(Layer):
             )
         self.layers: list[Layer] = []
         self.causal_lm = build(config, dtype)
-        attended, body_name = try_run(self.causal_lm)
+        text = self.causal_lm if config.media is None else text_model(self.causal_lm)
+        self.embed = self.causal_lm.get_input_embeddings()
+        attended, body_name = try_run(self.causal_lm, text)
         check_attended(attended, config)
         self.names = CheckpointNames(self.causal_lm)
         allocate_tensors(self.causal_lm, device.torch_device)
@@ -91,11 +101,18 @@ class TransformersModel(Layer):
         self.attentions: list[Attention | MlaAttention] = [
             paged_attention(device, position, layer) for position, layer in enumerate(attended)
         ]
-        self.attention_modules = attach(self.causal_lm, attended, self.attentions, self.step)
+        self.attention_modules = attach(self.causal_lm, text, attended, self.attentions, self.step)
         self.sinks = [layer.sinks for layer in attended]
         parent, _, name = body_name.rpartition(".")
-        self.body = self.causal_lm.get_submodule(body_name)
+        whole = self.causal_lm.get_submodule(body_name)
         setattr(self.causal_lm.get_submodule(parent), name, self.given)
+        self.body = whole if config.media is None else text
+        self.sees_whole_images = sees_whole_images(config.media)
+        self.media_encoder: TransformersMedia | None = None
+        if config.media is not None:
+            whole = self.causal_lm if whole is text else whole
+            begins = [text, self.given]
+            self.media_encoder = TransformersMedia(whole, begins, dtype, config.media.output_size)
 
     def children(self) -> Iterator[tuple[str, Layer | Weight]]:
         """See Layer.children."""
@@ -118,15 +135,26 @@ class TransformersModel(Layer):
 
     def forward(self, batch: ForwardBatch, compiled: CompiledLayer | None = None) -> Tensor:
         """Hidden states behind the last norm, [T, hidden]."""
+        inputs = {"input_ids": batch.token_ids[None]}
+        if self.media_encoder is not None:
+            inputs = {"inputs_embeds": self.embeddings(batch)[None]}
         self.step.batch = batch
         try:
-            out = self.body(
-                input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False
-            )
+            out = self.body(**inputs, position_ids=batch.positions[None], use_cache=False)
         finally:
             self.step.batch = None
         hidden: Tensor = out[0][0]
         return hidden
+
+    def embeddings(self, batch: ForwardBatch) -> Tensor:
+        """What the text model is given for a step's tokens, [T, hidden]: rows of files in place of
+        placeholders, which need not be in the vocabulary."""
+        if batch.embeds is None:
+            found: Tensor = self.embed(batch.token_ids)
+            return found
+        places, rows = batch.embeds
+        found = self.embed(batch.token_ids.index_fill(0, places, 0))
+        return found.index_copy(0, places, rows.to(found.dtype))
 
     def hidden_states(self, hidden: Tensor) -> Tensor:
         """See GenerativeModel.hidden_states."""
@@ -165,7 +193,8 @@ def build(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
             model = model_class._from_config(hf_config, dtype=dtype, attn_implementation=TRIAL)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise ModelError(f"transformers makes no {config.architecture} of config.json: {error}") from error
-    if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
+    text = model if config.media is None else text_model(model)
+    if any(hasattr(module, "create_position_ids_from_input_ids") for module in text.modules()):
         raise ModelError(
             f"{config.architecture} counts positions from the number of its padding token on, which "
             "--model-impl transformers does not serve"
@@ -173,20 +202,26 @@ def build(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
-def try_run(model: PreTrainedModel) -> tuple[list[AttendedLayer], str]:
-    """Runs a model on the meta device. -> how its layers attend, in their order, and the name of its body.
-    Raises ModelError for attention that pages do not have."""
-    trial, names, called = Trial(), {module: name for name, module in model.named_modules()}, []
-    for module in names:
+def try_run(model: PreTrainedModel, text: PreTrainedModel) -> tuple[list[AttendedLayer], str]:
+    """Runs a model on the meta device. `text`: the model itself, or the text model in one that takes images
+    or sounds. -> how its layers attend, in their order, and the name of the module whose output is the last
+    hidden states. Raises ModelError for attention that pages do not have."""
+    trial, names = Trial(), {module: name for name, module in model.named_modules()}
+    called: list[nn.Module] = []
+    for module in text.modules():
         if hasattr(module, "layer_idx"):
             module.runtime_trial = trial
 
-    def note(module: nn.Module, _: object) -> None:
-        called.append(names[module])
+    def note(module: nn.Module, _: object, named: dict[str, object]) -> None:
+        called.append(module)
+        if module is text:
+            check_arguments(type(model).__name__, named)
 
     experts = model.config._experts_implementation
     model.config._experts_implementation = "batched_mm"  # the others count tokens on the host
-    hooks = [module.register_forward_pre_hook(note) for module in names if module is not model]
+    hooks = [
+        module.register_forward_pre_hook(note, with_kwargs=True) for module in names if module is not model
+    ]
     name = type(model).__name__
     try:
         with torch.device("meta"):
@@ -211,7 +246,8 @@ def try_run(model: PreTrainedModel) -> tuple[list[AttendedLayer], str]:
         model.config._experts_implementation = experts
     if trial.errors:
         raise ModelError(f"--model-impl transformers does not serve {name}: {trial.errors[0]}")
-    return sorted(trial.layers, key=lambda layer: layer.index), called[0]
+    body = called[0] if text is model else outermost(model, text, called)
+    return sorted(trial.layers, key=lambda layer: layer.index), names[body]
 
 
 def check_attended(layers: list[AttendedLayer], config: ModelConfig) -> None:
@@ -245,17 +281,25 @@ def check_attended(layers: list[AttendedLayer], config: ModelConfig) -> None:
 
 
 def attach(
-    model: PreTrainedModel, layers: list[AttendedLayer], attentions: Sequence[object], step: Step
+    model: PreTrainedModel,
+    text: PreTrainedModel,
+    layers: list[AttendedLayer],
+    attentions: Sequence[object],
+    step: Step,
 ) -> list[nn.Module]:
-    """Gives every attention module its pages, and switches the model to them. -> these modules"""
+    """Gives every attention module its pages, and switches the model or the text model in it to them.
+    -> these modules"""
     paged = {
         layer.index: PagedModule(attention, step)
         for layer, attention in zip(layers, attentions, strict=True)
         if isinstance(attention, Attention)
     }
-    for module in model.modules():
+    for module in text.modules():
         if hasattr(module, "runtime_trial"):
             del module.runtime_trial
             module.runtime_attention = paged[int(module.layer_idx)]
-    model.config._attn_implementation = PAGED
+    if text is model:
+        model.config._attn_implementation = PAGED
+    else:
+        attend_apart(model, text)
     return [layer.module for layer in layers]

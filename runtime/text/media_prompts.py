@@ -1,7 +1,7 @@
 """Prompts with images, videos and sounds: placeholders become the tokens that stand for a file."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from msgspec import Struct, structs
@@ -72,6 +72,17 @@ class MediaProcessor(Protocol):
         ...
 
 
+@runtime_checkable
+class WritesPrompts(Protocol):
+    """A MediaProcessor that writes prompts with files as a whole."""
+
+    def written(
+        self, prompt_ids: list[int], prepared: Sequence[Prepared]
+    ) -> tuple[list[int], tuple[MediaInput, ...]]:
+        """The prompt, and what the ranks encode for it. Thread-safe."""
+        ...
+
+
 class MediaPrompts:
     """Prompts of one model that takes images or sounds."""
 
@@ -98,6 +109,9 @@ class MediaPrompts:
             return prompt_ids, (attended(prompt_ids, prepared),)
         if self.pools:  # the file is all that there is
             prompt_ids = [self._processor.placeholder_ids[one.kind] for one in prepared]
+        if isinstance(self._processor, WritesPrompts):
+            check_counts(prompt_ids, self._processor.placeholder_ids, prepared)
+            return self._processor.written(prompt_ids, prepared)
         return expand(prompt_ids, self._processor.placeholder_ids, prepared)
 
 
@@ -162,17 +176,10 @@ def expand(
     prompt_ids: list[int], placeholder_ids: Mapping[MediaKind, int], prepared: Sequence[Prepared]
 ) -> tuple[list[int], tuple[MediaInput, ...]]:
     """The prompt with the tokens of each file in place of its placeholder, in order among those of its kind.
-    Raises InvalidRequest where there are not as many placeholders as files of a kind."""
+    Raises InvalidRequest as check_counts."""
     kind_of = {token: kind for kind, token in placeholder_ids.items()}
     places = [(place, kind_of[token]) for place, token in enumerate(prompt_ids) if token in kind_of]
-    for kind in placeholder_ids:
-        marks, files = (sum(one == kind for _, one in places), sum(one.kind == kind for one in prepared))
-        if marks != files:
-            raise InvalidRequest(
-                f"the prompt has {marks} placeholders for {files} {NAMES[kind]}; give one for each, or let "
-                "the chat template place them",
-                param="media",
-            )
+    check_counts(prompt_ids, placeholder_ids, prepared)
     files_of = {kind: iter([one for one in prepared if one.kind == kind]) for kind in placeholder_ids}
     ids: list[int] = []
     inputs: list[MediaInput] = []
@@ -188,6 +195,20 @@ def expand(
         copied = end
     append(ids, prompt_ids[copied:], joined)
     return ids, tuple(inputs)
+
+
+def check_counts(
+    prompt_ids: list[int], placeholder_ids: Mapping[MediaKind, int], prepared: Sequence[Prepared]
+) -> None:
+    """Raises InvalidRequest where there are not as many placeholders as files of a kind."""
+    for kind, token in placeholder_ids.items():
+        marks, files = prompt_ids.count(token), sum(one.kind == kind for one in prepared)
+        if marks != files:
+            raise InvalidRequest(
+                f"the prompt has {marks} placeholders for {files} {NAMES[kind]}; give one for each, or let "
+                "the chat template place them",
+                param="media",
+            )
 
 
 def as_input(one: Prepared, start: int) -> MediaInput:

@@ -25,9 +25,11 @@ from runtime.models.config.pixtral_config import PixtralEncoder
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.row_image_config import read_marks, read_row_images
 from runtime.models.config.tile_image_config import read_internvl_tiles
+from runtime.models.config.transformers_media import TransformersEncoder
 from runtime.models.config.whisper_config import WhisperEncoder, read_whisper_generation
 from runtime.text.marker_tokens import marker_id
 from runtime.text.media_prompts import MediaProcessor
+from runtime.text.prefix_processor import open_transformers_media
 from runtime.text.sound_processor import SoundProcessor, WholeSoundProcessor
 from runtime.text.video_sound import SoundMarks
 from runtime.text.vocabulary import Vocabulary
@@ -50,6 +52,8 @@ def open_processor(
     of_images, of_frames = (pixels.get(kind, OF_THE_FILES) for kind in (MediaKind.IMAGE, MediaKind.VIDEO))
     _check_ranges(encoder, of_images, of_frames)
     encode = partial(vocabulary.encode, add_special=False)
+    if isinstance(encoder, TransformersEncoder):
+        return open_transformers_media(folder, encoder, vocabulary)
     if isinstance(encoder, QwenAudioEncoder):
         return SoundProcessor(encoder, read_mel_config(folder, encoder))
     if isinstance(encoder, WhisperEncoder):

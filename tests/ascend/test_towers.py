@@ -11,8 +11,14 @@ from runtime.layers.weight import named_weights
 from runtime.messages.media import MediaValues
 from runtime.models.config.audio_config import QwenAudioEncoder
 from runtime.models.config.clip_config import ClipTower
+from runtime.models.config.gemma_vision_config import Gemma3Encoder
+from runtime.models.config.internvl_config import InternVlEncoder
+from runtime.models.config.kimi_vision_config import KimiEncoder
+from runtime.models.config.llama4_vision_config import Llama4Encoder
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
+from runtime.models.config.pixtral_config import PixtralEncoder
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
+from runtime.models.config.siglip_config import SiglipEncoder
 from runtime.models.vision.open_encoder import open_encoder
 from tests.devices.drive import start_rank
 
@@ -42,6 +48,83 @@ TOWERS: dict[str, tuple[MediaConfig, tuple[int, ...], tuple[int, int, int]]] = {
         ),
         (48, 3, 4, 4),
         (1, 6, 8),
+    ),
+    "kimi": (
+        KimiEncoder(
+            **SIZES,
+            placeholder_id=0,
+            patch_size=4,
+            table_side=5,
+            merge_size=2,
+            theta=10000.0,
+            activation="gelu_pytorch_tanh",
+            projector_eps=1e-5,
+            output_size=64,
+        ),
+        (24, 3, 4, 4),
+        (1, 4, 6),
+    ),
+    "llama 4": (
+        Llama4Encoder(
+            **SIZES,
+            row_id=0,
+            image_size=16,
+            patch_size=4,
+            theta=10000.0,
+            merge_size=2,
+            adapter_size=40,
+            adapter_output=48,
+            output_size=64,
+        ),
+        (3, 3, 16, 16),
+        (1, 1, 1),
+    ),
+    "pixtral": (
+        PixtralEncoder(
+            **SIZES,
+            placeholder_id=0,
+            patch_size=4,
+            theta=10000.0,
+            activation="silu",
+            projector_activation="gelu",
+            has_bias=False,
+            merge_size=2,
+            merger_eps=1e-5,
+            output_size=64,
+        ),
+        (3, 16, 24),
+        (1, 1, 1),
+    ),
+    "internvl": (
+        InternVlEncoder(
+            **SIZES,
+            placeholder_id=0,
+            image_size=16,
+            patch_size=4,
+            merge_size=2,
+            eps=1e-6,
+            activation="gelu",
+            projector_activation="gelu",
+            has_bias=True,
+            has_head_norms=False,
+            has_rms_norms=False,
+            has_last_norm=False,
+            output_size=64,
+        ),
+        (2, 3, 16, 16),
+        (1, 1, 1),
+    ),
+    "gemma 3": (
+        Gemma3Encoder(placeholder_id=0, row_id=1, end_id=2, tower=CLIP, pooled_side=2, output_size=64),
+        (3, 28, 28),
+        (1, 1, 1),
+    ),
+    "siglip": (
+        SiglipEncoder(
+            layout="idefics3", placeholder_id=0, tower=CLIP, connector="linear", output_size=64, merge_size=2
+        ),
+        (2, 3, 28, 28),
+        (1, 1, 1),
     ),
     "sounds": (
         QwenAudioEncoder(

@@ -1,6 +1,7 @@
 """Every device's attention against naive formulas in fp64."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -64,7 +65,28 @@ def test_biases_of_distance(bench: Bench, device: str, case: str, shape: int) ->
         check_attention(bench, case, sizes, Scores(0.3, cap=cap, slopes=slopes))
 
 
-def check_attention(bench: Bench, case: str, shape: tuple[int, int, int, int], scores: Scores) -> None:
+# of rows of "mixed", queries that see each other both ways
+SPANS: dict[str, dict[int, list[list[int]]]] = {
+    "in some rows": {3: [[1, 5]], 4: [[0, 4], [9, 20]]},
+    "in all rows that extend": {3: [[0, 7]], 4: [[2, 3], [5, 19]], 5: [[0, 1]]},
+}
+
+
+@pytest.mark.parametrize("window", [0, 6])
+@pytest.mark.parametrize("spans", SPANS)
+def test_tokens_that_see_each_other(bench: Bench, device: str, spans: str, window: int) -> None:
+    """Rows with tokens of images beside others."""
+    shape = SHAPES[device][1]
+    check_attention(bench, "mixed", shape, Scores(shape[3] ** -0.5, window), SPANS[spans])
+
+
+def check_attention(
+    bench: Bench,
+    case: str,
+    shape: tuple[int, int, int, int],
+    scores: Scores,
+    spans: dict[int, list[list[int]]] | None = None,
+) -> None:
     num_decodes, rows = ROWS[case]
     heads, kv_heads, page_size, dim = shape
     num_pages = -(-1000 // page_size)
@@ -84,28 +106,33 @@ def check_attention(bench: Bench, case: str, shape: tuple[int, int, int, int], s
     slots = np.random.default_rng(1).permutation(len(rows)).astype(np.int32)
     q = bench.randn(sum(count for _, count in rows), heads, dim)
     expected, at = [], 0
-    for slot, (start, count) in zip(slots, rows, strict=True):
+    for row, (slot, (start, count)) in enumerate(zip(slots, rows, strict=True)):
         k, v = bench.randn(start + count, kv_heads, dim), bench.randn(start + count, kv_heads, dim)
         positions = torch.arange(start + count)
         places = table[int(slot)].cpu().long()[positions // page_size] * page_size + positions % page_size
         caches[0][places], caches[1][places] = k, v
-        expected.append(naive_attention(q[at : at + count], k, v, start, scores))
+        own = (spans or {}).get(row, [])
+        expected.append(naive_attention(q[at : at + count], k, v, start, scores, own))
         at += count
     starts, counts = np.array(rows, np.int32).T
-    plan = AttentionRows(num_decodes, slots, starts, counts)
+    of_rows = {row: np.array(own, np.int64) for row, own in (spans or {}).items()}
+    plan = AttentionRows(num_decodes, slots, starts, counts, spans=of_rows or None)
     prepared = bench.ops.plan_attention(plan, table.unsqueeze(0), page_size, tuple({0, scores.window}))
     bench.near(bench.ops.attention(q, *caches, prepared, scores), torch.cat(expected))
 
 
-def naive_attention(q: Tensor, k: Tensor, v: Tensor, start: int, scores: Scores) -> Tensor:
+def naive_attention(
+    q: Tensor, k: Tensor, v: Tensor, start: int, scores: Scores, spans: Sequence[Sequence[int]] = ()
+) -> Tensor:
     window = scores.window
     k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     found = torch.einsum("qhd,khd->hqk", q.double(), k) * scores.scale
     found = scores.cap * (found / scores.cap).tanh() if scores.cap else found
     distance = (start + torch.arange(len(q))).unsqueeze(1) - torch.arange(len(k))
-    hidden = (distance < 0) | (
-        (distance >= window) if window else torch.zeros_like(distance, dtype=torch.bool)
-    )
+    is_later = distance < 0
+    for begin, end in spans:
+        is_later[begin:end, : start + end] = False
+    hidden = is_later | ((distance >= window) if window else torch.zeros_like(distance, dtype=torch.bool))
     if scores.slopes is not None:
         found = found - (scores.slopes.double()[:, None, None] * distance.to(q.device))
     found = found.masked_fill(hidden.to(q.device), -math.inf)

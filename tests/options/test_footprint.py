@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from runtime.devices.progress import without_progress
-from runtime.errors import ModelError, OptionsError
+from runtime.errors import ModelError
 from runtime.messages.stages import Stage
 from runtime.models.config.model_config import read_config
 from runtime.options.facts import MachineFacts
@@ -388,13 +388,9 @@ def test_an_encoder_takes_what_a_rank_takes(family: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch_native"])
-def test_images_that_are_seen_both_ways_need_attention_in_torch(backend: str, tmp_path: Path) -> None:
+def test_images_that_are_seen_both_ways_go_with_any_kernels(backend: str, tmp_path: Path) -> None:
     from tests.models.make_gemma_vision import make_gemma_vision
 
     make_gemma_vision(tmp_path)
     options = {"model_path": str(tmp_path), "device": "cuda", "attention_backend": backend}
-    plan = plan_for(from_values(options), MACHINE)
-    assert plan.model.enable_multimodal == (backend == "torch_native")
-    if backend == "triton":
-        with pytest.raises(OptionsError, match="--attention-backend must be torch_native"):
-            plan_for(from_values(options | {"enable_multimodal": True}), MACHINE)
+    assert plan_for(from_values(options), MACHINE).model.enable_multimodal

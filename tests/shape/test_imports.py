@@ -67,6 +67,7 @@ RANK_SIDE = (
     "runtime.hub.convert_tokenizer",  # a process of its own
     "runtime.layers",
     "runtime.models",
+    "runtime.text.transformers_process",  # a process of its own
     "runtime.storage.torch_stores",  # processes of their own
 )
 # of these rooms, what the event-loop process loads as well

@@ -16,6 +16,7 @@ from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Gate, Quantized
 from runtime.devices.sampling_inputs import SamplingInputs
+from runtime.layers.attention.spans import SpanPlan, attend_spans, plan_spans
 from runtime.layers.sampling.sampler import mask
 from runtime.models.config.quantization_schemes import PackedInt
 
@@ -51,8 +52,10 @@ class AscendOps:
 
     def plan_attention(
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> AttentionPlan | SparsePlan:
+    ) -> AttentionPlan | SparsePlan | SpanPlan:
         """The attention plan of a step."""
+        if plan.spans:
+            return plan_spans(plan, page_tables, page_size, windows, self.dtype, self.plan_attention)
         if self.is_sparse:
             return plan_sparse(plan, page_tables[0], page_size)
         if self.max_absorbed:
@@ -62,9 +65,11 @@ class AscendOps:
         return attention.plan_attention(plan, page_tables, page_size, windows, self.triangle)
 
     def attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan | SpanPlan, scores: Scores
     ) -> Tensor:
         """Paged attention, q [T, H, D] -> [T, H, D]."""
+        if isinstance(plan, SpanPlan):
+            return attend_spans(q, k_cache, v_cache, plan, scores, self.attention)
         return attention.attend(q, k_cache, v_cache, plan, scores)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> mla.UpProjection:

@@ -26,6 +26,7 @@ from runtime.devices.cuda.prepared import PreparedInputs
 from runtime.devices.cuda.weights import PackedWeight, pack
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers import torch_ops
+from runtime.layers.attention.spans import SpanPlan, attend_spans, plan_spans
 
 
 class SplitCounters(NamedTuple):
@@ -69,16 +70,25 @@ class CudaOps:
 
     def plan_attention(
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> AttentionPlan | PhasePlans:
+    ) -> AttentionPlan | PhasePlans | SpanPlan:
         """The attention plan of a step."""
+        if plan.spans:
+            return plan_spans(plan, page_tables, page_size, windows, self.dtype, self.plan_attention)
         if self.attention_backend is not None:
             return self.attention_backend.plan(plan, page_tables, page_size, windows)
         return paged.plan_attention(plan, page_tables, page_size)
 
     def attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan | PhasePlans, scores: Scores
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        plan: AttentionPlan | PhasePlans | SpanPlan,
+        scores: Scores,
     ) -> Tensor:
         """Paged attention, q [T, H, D] -> [T, H, D]."""
+        if isinstance(plan, SpanPlan):
+            return attend_spans(q, k_cache, v_cache, plan, scores, self.attention)
         if isinstance(plan, tuple):
             assert self.attention_backend is not None, "only backends plan phases"
             return self.attention_backend.attend(q, k_cache, v_cache, plan, scores)

@@ -14,7 +14,13 @@ from runtime.models.config.renames import Renames
 LLAMA = "runtime.models.llama:Llama"
 DEEPSEEK = "runtime.models.deepseek:DeepSeek"
 HYBRID = "runtime.models.hybrid:HybridDecoder"
-MEDIA_CLASSES = (LLAMA, DEEPSEEK, HYBRID)  # that take an encoder's rows in place of embeddings
+OF_TRANSFORMERS = "runtime.models.transformers_model:TransformersModel"
+MEDIA_CLASSES = (
+    LLAMA,
+    DEEPSEEK,
+    HYBRID,
+    OF_TRANSFORMERS,
+)  # that take an encoder's rows in place of embeddings
 
 # Which layers have a sliding window:
 #   none            no layer

@@ -9,6 +9,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.json_value import JsonDict
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.audio_config import QwenAudioEncoder, read_qwen2_audio
@@ -42,6 +43,8 @@ from runtime.models.config.siglip_config import (
     read_deepseek_vl,
     read_idefics3,
 )
+from runtime.models.config.transformers_config import has_media
+from runtime.models.config.transformers_media import TransformersEncoder, read_transformers_media
 from runtime.models.config.whisper_config import WHISPER, WhisperEncoder, read_whisper
 
 
@@ -135,6 +138,7 @@ MediaConfig = (
     | QwenAudioEncoder
     | QwenVlEncoder
     | SiglipEncoder
+    | TransformersEncoder
     | WhisperEncoder
 )
 """The encoder of a model that takes images or sounds."""
@@ -158,6 +162,8 @@ def kept_bytes(encoder: MediaConfig | None, item: int) -> int:
 
 def sees_whole_images(encoder: MediaConfig | None) -> bool:
     """Whether the tokens of an image attend to all of them, those behind them as well."""
+    if isinstance(encoder, TransformersEncoder):
+        return encoder.is_prompt_wide
     return isinstance(encoder, Gemma3Encoder)
 
 
@@ -260,8 +266,13 @@ READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {
 }
 
 
-def read_media(architecture: str, raw: bytes, hidden_size: int, *, wanted: bool) -> MediaConfig | None:
+def read_media(
+    architecture: str, raw: bytes, hidden_size: int, *, wanted: bool, fields: JsonDict | None = None
+) -> MediaConfig | None:
     """The encoder of an architecture, if it is wanted or the model is nothing without; None: text alone is
-    served. Raises ModelError."""
+    served. `fields`: config.json of a model that transformers computes. Raises ModelError."""
+    if fields is not None:
+        is_encoded = wanted and has_media(architecture, fields)
+        return read_transformers_media(architecture, fields, hidden_size) if is_encoded else None
     reader = READERS.get(architecture) if wanted or architecture == WHISPER else None
     return None if reader is None else reader(raw, hidden_size)

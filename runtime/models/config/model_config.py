@@ -57,13 +57,8 @@ from runtime.models.config.registry import (
 )
 from runtime.models.config.rope_config import HfRope, Rope, read_rope
 from runtime.models.config.tasks import PoolingOptions, family_of, longest_text, read_pooling
-from runtime.models.config.transformers_config import (
-    check_generates,
-    identity,
-    read_generic,
-    transformers_fields,
-)
-from runtime.models.config.wrappers import WRAPPERS, text_model
+from runtime.models.config.transformers_config import check_generates, identity, of_text, transformers_fields
+from runtime.models.config.wrappers import text_model, wrapper_of
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
@@ -260,14 +255,14 @@ def _read(
             'config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]'
         )
     check_refused(architecture)
-    wrapper, whole = architecture if architecture in WRAPPERS else "", (architecture, raw)
+    wrapper, whole = wrapper_of(architecture, model_impl), (architecture, raw)
     if wrapper:
-        architecture, raw = text_model(architecture, raw, overrides or {}, model_impl)
+        architecture, raw = text_model(architecture, raw, overrides or {})
     fields = transformers_fields(architecture, raw, model_impl, frozenset(MODELS))
     if fields is None:
         check_architecture(architecture)
     else:
-        raw = msgspec.json.encode(read_generic(fields))
+        raw = msgspec.json.encode(of_text(architecture, fields))
     pooling_options = PoolingOptions(is_embedding=is_embedding, mode=pooling)
     if (fields is None and family_of(architecture) in ENCODERS) or architecture in DUALS:
         if quantization is not None or b'"quantization_config"' in raw:
@@ -303,7 +298,7 @@ def _read(
         transformers_json=None if fields is None else identity(fields),
         recurrent=recurrent,
         wrapper=wrapper,
-        media=read_media(*whole, hf.hidden_size, wanted=takes_media and family.takes_media),
+        media=read_media(*whole, hf.hidden_size, wanted=takes_media and family.takes_media, fields=fields),
         **({} if family.read is None else family.read(known)),
     )
     if fields is not None:

@@ -15,7 +15,7 @@ from runtime.models.config.alibi_families import ALIBI
 from runtime.models.config.dense_families import DENSE
 from runtime.models.config.dual_config import DUALS
 from runtime.models.config.encoder_config import ENCODERS
-from runtime.models.config.family import LLAMA, Family
+from runtime.models.config.family import LLAMA, OF_TRANSFORMERS, Family
 from runtime.models.config.gemma_families import GEMMA
 from runtime.models.config.gpt_families import GPT
 from runtime.models.config.hybrid_families import HYBRIDS
@@ -289,7 +289,7 @@ FAMILIES = {
     WHISPER: WHISPER_FAMILY,
 }
 
-TRANSFORMERS = Family(model_class="runtime.models.transformers_model:TransformersModel", window="alternating")
+TRANSFORMERS = Family(model_class=OF_TRANSFORMERS, window="alternating")
 
 # architectures that generate and have another name than family + ForCausalLM
 GENERATING = {"GPT2": "GPT2LMHeadModel", WHISPER: WHISPER}

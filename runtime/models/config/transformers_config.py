@@ -7,15 +7,14 @@ recurrent layers, cross-attention, chunks of attention, and positions that depen
 step.
 """
 
-import re
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal
 
 from runtime.errors import ModelError
 from runtime.json_value import Fields, JsonDict, JsonValue
 from runtime.models.config.config_files import decode
+from runtime.models.config.transformers_media import UNSERVED_MEDIA, text_fields
+from runtime.models.config.transformers_source import named_in
 
 ModelImpl = Literal["auto", "runtime", "transformers"]
 
@@ -95,25 +94,14 @@ VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "_c
 def generating_architectures() -> frozenset[str]:
     """Classes of the installed transformers that generate text, read from the source of its table. Raises
     ModelError where it is not installed."""
-    return _named_in(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES\b.*?^\)")
+    return named_in("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
 
 
 @cache
 def media_architectures() -> frozenset[str]:
     """Classes of the installed transformers that generate text of images or sounds, too, as
     `generating_architectures`. Raises ModelError where it is not installed."""
-    tables = "IMAGE_TEXT_TO_TEXT|MULTIMODAL_LM"
-    return _named_in(rf"^MODEL_FOR_(?:{tables})_MAPPING_NAMES\b.*?^\)")
-
-
-def _named_in(table: str) -> frozenset[str]:
-    """The classes in tables of transformers' models, which a pattern finds."""
-    spec = find_spec("transformers")
-    if spec is None or spec.origin is None:
-        raise ModelError("transformers is not installed; install it, or leave --model-impl out")
-    source = (Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
-    found = re.findall(table, source, re.MULTILINE | re.DOTALL)
-    return frozenset(re.findall(r'\(\s*"[^"]+",\s*"(\w+)"', "".join(found)))
+    return named_in("MODEL_FOR_(?:IMAGE_TEXT_TO_TEXT|MULTIMODAL_LM)_MAPPING_NAMES")
 
 
 def uses_transformers(architecture: str, impl: str, served: frozenset[str]) -> bool:
@@ -121,14 +109,8 @@ def uses_transformers(architecture: str, impl: str, served: frozenset[str]) -> b
     that this runtime has itself. Raises ModelError for one that transformers is to compute and cannot."""
     if impl == "runtime" or (impl == "auto" and architecture in served):
         return False
-    if architecture in generating_architectures():
+    if architecture in generating_architectures() or architecture in media_architectures():
         return True
-    if architecture in media_architectures():
-        raise ModelError(
-            f"{architecture} takes images, videos or sounds, and this runtime has no encoder of it: "
-            "--model-impl transformers computes models of text alone; take one of those in "
-            "docs/multimodal_models.md"
-        )
     if impl == "auto":
         return False
     raise ModelError(
@@ -142,18 +124,22 @@ def transformers_fields(architecture: str, raw: bytes, impl: str, served: frozen
     uses_transformers. Raises ModelError."""
     if not uses_transformers(architecture, impl, served):
         return None
-    if architecture in UNSERVED:
-        raise ModelError(f"--model-impl transformers does not serve {architecture}: {UNSERVED[architecture]}")
+    if why := UNSERVED.get(architecture) or UNSERVED_MEDIA.get(architecture):
+        raise ModelError(f"--model-impl transformers does not serve {architecture}: {why}")
     return decode(raw, JsonDict, "config.json")
 
 
-def check_own_code(architecture: str, impl: str) -> None:
-    """Raises ModelError where transformers is to compute the text model in a checkpoint of a larger one."""
-    if impl == "transformers":
-        raise ModelError(
-            f"--model-impl transformers: {architecture} takes images or sound too, and its text model is "
-            "computed by this runtime's own code; leave the option out"
-        )
+def has_media(architecture: str, fields: JsonDict) -> bool:
+    """Whether a class of transformers has a text model beside towers of images or sounds. Raises ModelError
+    as `generating_architectures`."""
+    return architecture in media_architectures() and (
+        isinstance(fields.get("text_config"), dict) or architecture not in generating_architectures()
+    )
+
+
+def of_text(architecture: str, fields: JsonDict) -> JsonDict:
+    """config.json of the text model, by the names that model_config.py reads. Raises ModelError."""
+    return read_generic(text_fields(fields) if has_media(architecture, fields) else fields)
 
 
 def check_generates(architecture: str, *, is_embedding: bool) -> None:

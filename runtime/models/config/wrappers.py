@@ -15,7 +15,6 @@ from runtime.errors import ModelError
 from runtime.json_value import Fields, JsonDict, JsonValue
 from runtime.models.config.config_files import decode
 from runtime.models.config.renames import Renames
-from runtime.models.config.transformers_config import check_own_code
 
 # fields of the whole file that hold for the text model, where its own part does not say
 SHARED = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "quantization_config", "torch_dtype")
@@ -217,11 +216,13 @@ def _of_text(rope: Fields) -> Fields:
     return rope | kinds
 
 
-def text_model(
-    wrapper: str, raw: bytes, overrides: Mapping[str, JsonValue], model_impl: str
-) -> tuple[str, bytes]:
+def wrapper_of(architecture: str, model_impl: str) -> str:
+    """The architecture, where a checkpoint's text model is computed apart from the rest; else ""."""
+    return architecture if architecture in WRAPPERS and model_impl != "transformers" else ""
+
+
+def text_model(wrapper: str, raw: bytes, overrides: Mapping[str, JsonValue]) -> tuple[str, bytes]:
     """Architecture and config.json of the text model in a wrapper. Raises ModelError."""
-    check_own_code(wrapper, model_impl)
     text = text_part(wrapper, decode(raw, JsonDict, "config.json"))
     names = text["architectures"]
     return names[0], msgspec.json.encode(text | dict(overrides) | {"architectures": names})

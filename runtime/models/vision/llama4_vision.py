@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention
+from torch.nn.functional import gelu, linear, pad
 
 from runtime.devices.base import Device
+from runtime.layers.attention.towers import tower_attention
 from runtime.layers.norm import LayerNorm
 from runtime.layers.parallel.replicated import ReplicatedLinear, ReplicatedQkv, replicated_weight
 from runtime.layers.upload import upload
@@ -32,6 +33,7 @@ class Llama4TileAttention(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: Llama4Encoder) -> None:
         size = config.hidden_size
+        self.attend = tower_attention(device)
         self.num_heads = config.num_heads
         self.qkv_proj = ReplicatedQkv(device, dtype, size, bias=True)
         self.o_proj = ReplicatedLinear(device, dtype, size, size, bias=True)
@@ -40,7 +42,7 @@ class Llama4TileAttention(Layer):
         """[B, L, size]; cosines and sines float32 [L, head size / 2] -> [B, L, size]."""
         q, k, v = self.qkv_proj.forward(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         parts = (part.transpose(1, 2) for part in (rotated_pairs(q, cos, sin), rotated_pairs(k, cos, sin), v))
-        return self.o_proj.forward(scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+        return self.o_proj.forward(self.attend(*parts).transpose(1, 2).flatten(2))
 
 
 class Llama4TileLayer(Layer):

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, gelu, scaled_dot_product_attention
+from torch.nn.functional import embedding, gelu
 
 from runtime.devices.base import Device
+from runtime.layers.attention.towers import tower_attention
 from runtime.layers.norm import LayerNorm
 from runtime.layers.parallel.replicated import ReplicatedLinear, replicated_weight
 from runtime.layers.upload import upload, upload_int64
@@ -55,6 +56,7 @@ class MoonVitLayer(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: KimiEncoder) -> None:
         size, inner = config.hidden_size, config.intermediate_size
+        self.attend = tower_attention(device)
         self.num_heads, self.activation = config.num_heads, config.activation
         self.norm0 = LayerNorm(device, dtype, size, EPS)
         self.wqkv = ReplicatedLinear(device, dtype, size, 3 * size, bias=True)
@@ -68,7 +70,7 @@ class MoonVitLayer(Layer):
         qkv = self.wqkv.forward(self.norm0.forward(x))
         q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         parts = (part.transpose(1, 2) for part in (rotated_pairs(q, cos, sin), rotated_pairs(k, cos, sin), v))
-        x = x + self.wo.forward(scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+        x = x + self.wo.forward(self.attend(*parts).transpose(1, 2).flatten(2))
         inner = activate(self.activation, self.fc0.forward(self.norm1.forward(x)))
         return x + self.fc1.forward(inner)
 

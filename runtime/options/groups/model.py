@@ -6,7 +6,6 @@ from typing import Literal
 
 import runtime
 from runtime.hub.source import HubModel
-from runtime.models.config.media_config import sees_whole_images
 from runtime.models.config.transformers_config import ModelImpl
 from runtime.options.declare import Amount, Auto, Count, Derived, Group, Json, option, superseded
 from runtime.options.facts import ModelFacts
@@ -231,15 +230,12 @@ def context_length(model: ModelFacts) -> Derived:
     return Derived(model.context_len, "config.json says so")
 
 
-def enable_multimodal(model: ModelFacts, has_attention_groups: bool, backend: str) -> Derived:
-    """Images are taken where there is an encoder for them, no attention groups, and attention that knows
-    images, if the model's tokens of an image attend to all of them. `backend`: of attention for prompts."""
+def enable_multimodal(model: ModelFacts, has_attention_groups: bool) -> Derived:
+    """Images are taken where there is an encoder for them, and no attention groups."""
     if model.media is None:
         return Derived(False, "this runtime has no encoder of the model")
     if has_attention_groups:
         return Derived(False, "attention groups (--enable-dp-attention) encode nothing")
-    if sees_whole_images(model.media) and backend != "torch_native":
-        return Derived(False, f"attention by {backend} is causal within images; torch_native is not")
     return Derived(True, "the model has an encoder")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from runtime.devices.facts import DeviceFacts
 from runtime.models.config.dual_config import DualImages
+from runtime.models.config.transformers_media import TransformersEncoder
 from runtime.models.config.whisper_config import WhisperEncoder
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
@@ -89,9 +90,9 @@ def sounds_are_attended_to(plan: Plan, model: ModelFacts, device: DeviceFacts) -
 
 
 def encoders_can_be_apart(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Encoders of Whisper, CLIP and SigLIP are not served by themselves: their names in checkpoints are those
-    of the whole model."""
-    if not isinstance(model.media, WhisperEncoder | DualImages):
+    """Encoders of Whisper, CLIP and SigLIP, and those that transformers computes, are not served by
+    themselves: their names in checkpoints are those of the whole model."""
+    if not isinstance(model.media, WhisperEncoder | DualImages | TransformersEncoder):
         return None
     options = plan.disaggregation
     for flag, is_on in (("--encoder-only", options.encoder_only), ("--language-only", options.language_only)):

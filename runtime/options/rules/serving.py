@@ -4,6 +4,7 @@ from re import fullmatch
 
 from runtime.devices.facts import DeviceFacts
 from runtime.models.config.gemma_vision_config import Gemma3Encoder
+from runtime.models.config.media_config import sees_whole_images
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
@@ -96,16 +97,17 @@ def whole_images_go_through(plan: Plan, model: ModelFacts, device: DeviceFacts) 
     """Where the tokens of an image attend to all of them, a step has room for an image, and attention knows
     it."""
     encoder = model.media
-    if not plan.model.enable_multimodal or not isinstance(encoder, Gemma3Encoder):
+    if not plan.model.enable_multimodal or not sees_whole_images(encoder):
         return None
     why = ", in which all tokens see each other; or set --enable-multimodal false"
-    if plan.schedule.max_step_tokens < encoder.num_rows:
+    count, what = plan.model.context_length, "a prompt, as many as --context-length"
+    if isinstance(encoder, Gemma3Encoder):
+        count, what = encoder.num_rows, "an image"
+    if plan.schedule.max_step_tokens < count:
         return (
-            f"--chunked-prefill-size {plan.schedule.max_step_tokens} must be at least the {encoder.num_rows} "
-            f"tokens of an image{why}"
+            f"--chunked-prefill-size {plan.schedule.max_step_tokens} must be at least the {count} tokens of "
+            f"{what}{why}"
         )
-    if plan.kernels.prefill_attention_backend != "torch_native":
-        return f"--attention-backend must be torch_native for images of this model{why}"
     if plan.parallel.attention_context_parallel_size > 1:
         return f"--attention-context-parallel-size must be 1 for images of this model{why}"
     return None

@@ -40,13 +40,20 @@ def test_unknown() -> None:
         check_architecture("Nothing")
 
 
-@pytest.mark.parametrize("impl", ["auto", "transformers"])
 @pytest.mark.parametrize(
-    "name",
-    ["PaliGemmaForConditionalGeneration", "Ovis2ForConditionalGeneration", "VoxtralForConditionalGeneration"],
+    ("name", "model_type", "why"),
+    [
+        ("Florence2ForConditionalGeneration", "florence2", "an encoder and a decoder"),
+        ("Gemma3nForConditionalGeneration", "gemma3n", "attend to those behind them"),
+        ("Glm46VForConditionalGeneration", "glm46v", "rotary positions know the rows and columns"),
+        ("GraniteSpeechForConditionalGeneration", "granite_speech", "an adapter of their own"),
+        ("MllamaForConditionalGeneration", "mllama", "cross-attend to images"),
+    ],
 )
-def test_models_whose_images_and_sounds_have_no_encoder(name: str, impl: str, tmp_path: Path) -> None:
-    """transformers has them, and its code computes models of text alone here."""
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
-    with pytest.raises(ModelError, match=f"{name} takes images, videos or sounds.*no encoder of it"):
-        read_config(tmp_path, model_impl=impl)
+def test_media_that_transformers_cannot_encode_here(
+    name: str, model_type: str, why: str, tmp_path: Path
+) -> None:
+    fields = {"architectures": [name], "model_type": model_type, "text_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelError, match=f"transformers does not serve {name}.*{why}"):
+        read_config(tmp_path, model_impl="transformers")
