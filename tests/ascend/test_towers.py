@@ -12,6 +12,7 @@ from runtime.messages.media import MediaValues
 from runtime.models.config.audio_config import QwenAudioEncoder
 from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
+from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.vision.open_encoder import open_encoder
 from tests.devices.drive import start_rank
@@ -39,6 +40,24 @@ TOWERS: dict[str, tuple[MediaConfig, tuple[int, ...], tuple[int, int, int]]] = {
             merge_size=2,
             output_size=64,
             **WINDOWS,
+        ),
+        (48, 3, 4, 4),
+        (1, 6, 8),
+    ),
+    "learned positions, outputs of two layers": (
+        Qwen3VlEncoder(
+            **SIZES,
+            placeholder_id=0,
+            video_placeholder_id=1,
+            patch_size=4,
+            num_frames=2,
+            merge_size=2,
+            output_size=128,
+            is_gated=False,
+            activation="gelu_pytorch_tanh",
+            text_size=64,
+            deepstack_layers=(0,),
+            table_side=5,
         ),
         (48, 3, 4, 4),
         (1, 6, 8),

@@ -2,10 +2,15 @@
 
 Both directions go through page-locked staging memory, because the host memory that both processes map is not
 page-locked: a save gathers pages on the device and scatters them on the host, a load gathers on the host and
-scatters on the device. A save is complete when it returns; a load completes layer by layer, and the main
-stream, not the host, waits for the event of a layer.
+scatters on the device. A load completes layer by layer, and the main stream, not the host, waits for the
+event of a layer.
+
+A save is begun before the step is launched, and its pages are written to host memory when the step has been
+launched, while the device computes it: `finish` waits for the copies. What the step writes to pages that are
+saved follows their gathering, for which the main stream waits.
 """
 
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -26,6 +31,17 @@ class LayerLoads:
         torch.npu.current_stream().wait_event(self._events[layer])
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A save under way."""
+
+    pages: np.ndarray  # on the device
+    hosts: np.ndarray
+    staged: list[tuple[Tensor, np.ndarray]]  # page-locked memory, and the host pages of one cache
+    is_read: torch.npu.Event  # the pages may be overwritten
+    is_staged: torch.npu.Event
+
+
 class AscendPageCopier:
     """PageCopier (devices/page_copies.py) of one NPU."""
 
@@ -37,25 +53,30 @@ class AscendPageCopier:
         ]
         self._limits = len(kv[0][0]) // page_size, host.num_pages
         self._stream = torch.npu.Stream()
+        self._saving: list[Saving] = []  # of the step that is being launched
 
     def save(self, pages: np.ndarray, hosts: np.ndarray) -> None:
-        """Copies device pages to host pages; waits for the copies."""
+        """Begins to copy device pages to host pages."""
         self._check(pages, hosts)
         staged = []
         with self._on_copy_stream():
             index = torch.from_numpy(pages.astype(np.int64)).to(self._layers[0][0][0].device)
-            for layer in self._layers:
-                for cache, memory in layer:
-                    locked = torch.empty(len(pages), cache.shape[1], dtype=cache.dtype, pin_memory=True)
-                    locked.copy_(cache.index_select(0, index), non_blocking=True)
-                    staged.append((locked, memory))
-        self._stream.synchronize()
-        for locked, memory in staged:
-            memory[hosts] = locked.view(torch.uint8).numpy()
+            gathered = [
+                (cache.index_select(0, index), memory) for layer in self._layers for cache, memory in layer
+            ]
+            is_read = self._stream.record_event()
+            for rows, memory in gathered:
+                locked = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+                locked.copy_(rows, non_blocking=True)
+                staged.append((locked, memory))
+            self._saving.append(Saving(pages, hosts, staged, is_read, self._stream.record_event()))
 
     def load(self, hosts: np.ndarray, pages: np.ndarray) -> LayerLoads:
-        """Begins to copy host pages to device pages, layer by layer."""
+        """Begins to copy host pages to device pages, layer by layer. Waits for saves that write these host
+        pages."""
         self._check(pages, hosts)
+        if any(np.isin(hosts, saving.hosts).any() for saving in self._saving):
+            self._complete()
         events = []
         with self._on_copy_stream():
             torch_device = self._layers[0][0][0].device
@@ -68,15 +89,28 @@ class AscendPageCopier:
         return LayerLoads(events)
 
     def overwrite(self, pages: np.ndarray) -> None:
-        """Nothing to do: saves are complete when `save` returns."""
+        """Lets the main stream wait until saves under way have read these pages."""
+        for saving in self._saving:
+            if np.isin(pages, saving.pages).any():
+                torch.npu.current_stream().wait_event(saving.is_read)
 
     def finish(self, *, is_alone: bool) -> None:
-        """Lets the main stream wait for all copies."""
+        """Writes what the step has saved to host memory, and lets the main stream wait for all copies."""
+        self._complete()
         torch.npu.current_stream().wait_stream(self._stream)
 
     def close(self) -> None:
         """Waits for all copies."""
+        self._complete()
         self._stream.synchronize()
+
+    def _complete(self) -> None:
+        """Waits for the saves under way, and writes them to host memory."""
+        saves, self._saving = self._saving, []
+        for saving in saves:
+            saving.is_staged.synchronize()
+            for locked, memory in saving.staged:
+                memory[saving.hosts] = locked.view(torch.uint8).numpy()
 
     def _on_copy_stream(self) -> torch.npu.StreamContext:
         """Runs what follows on the stream of copies, after the work that the main stream has so far."""
