@@ -31,7 +31,9 @@ def cache_scales(plan: Plan, model: ModelConfig) -> tuple[tuple[float, ...], ...
     """The scales of --quantization-param-path, by rank that shares the attention heads, and by layer. Raises
     ModelError."""
     path, ranks = plan.precision.quantization_param_path, plan.parallel.attention_layout.num_head_ranks
-    return () if path is None else read_cache_scales(path, ranks, model.num_layers)
+    if path is None:
+        return ()
+    return read_cache_scales(path, ranks, model.num_layers, plan.precision.kv_cache_dtype)
 
 
 def keep_weights(plan: Plan) -> KeepWeights:

@@ -35,6 +35,7 @@ from runtime.devices.mla_prologs import MlaPrologs
 from runtime.devices.operands import FusedOps, LogitsOps, Quantized
 from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, PackedWeight, RowQuantizer
 from runtime.devices.page_copies import PageCopier, PageLoads, PageSaves
+from runtime.devices.profiles import RecordProfile
 from runtime.devices.recurrent import RecurrentKernels, StateSteps
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.devices.sparse_latents import SparseLatentOps
@@ -319,6 +320,7 @@ class Device:
     ggml: GgmlWeights | None = None  # None: the types of GGUF files are dequantized while they are loaded
     row_quantizer: RowQuantizer | None = None  # None: torch quantizes weights while they are loaded
     recurrent: RecurrentKernels | None = None  # None: torch computes recurrent layers (layers/recurrent/)
+    record_profile: RecordProfile | None = None  # None: torch.profiler records (ranks/profiler.py)
     state_steps: StateSteps | None = None  # None: torch moves the states of decode rows on
     stage: Stage = Stage()  # of the pipeline, that this rank is in
     links: StageLinks | None = None  # to the other stages; None: there is one stage

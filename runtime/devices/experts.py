@@ -22,9 +22,10 @@ class AddingExperts(Protocol):
         weights: "Tensor",
         packed: PackedExperts,
         added: "Callable[[], Tensor]",
+        first: int | None = None,
     ) -> "Tensor":
-        """Experts.apply plus what `added` gives, [T, hidden], to the bit as one after the other. It is called
-        behind all else."""
+        """Experts.apply plus what `added` gives, [T, hidden], in the dtype of `x`. It is called when all but
+        the sum is launched."""
         ...
 
 

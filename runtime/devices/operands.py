@@ -147,6 +147,17 @@ class FusedOps(Protocol):
         """As Ops.act_and_mul of x [T, 2 * D]; `feeds`: as of `add_rms_norm`."""
         ...
 
+    def quantized_norm(
+        self, x: "Tensor", residual: "Tensor", weight: "Tensor", eps: float, feeds: object
+    ) -> "tuple[Tensor, Tensor] | None":
+        """As `add_rms_norm` where nothing but Ops.linear with the packed weight `feeds` reads the norm, which
+        may therefore be the integers that this product takes. None: the device has no such launch."""
+        ...
+
+    def quantized_act(self, x: "Tensor", kind: "Gate", feeds: object) -> "Tensor | None":
+        """As `act_and_mul`, for one reader as of `quantized_norm`."""
+        ...
+
     def gated_product(self, x: "Tensor", packed: object, kind: "Gate") -> "Tensor | None":
         """act_and_mul of the product of x [N, ins] with a packed weight that has no bias and no adapters;
         None: the device computes the two one after the other."""

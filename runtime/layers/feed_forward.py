@@ -21,6 +21,8 @@ class FeedForward(Layer):
     all of the weights, and only its own tokens pass it. `limit`: see clamped_silu_and_mul; 0: no clamp.
     """
 
+    reads_once = True  # only the first projection reads what `forward` is given
+
     def __init__(
         self,
         device: Device,
@@ -69,8 +71,11 @@ class FeedForward(Layer):
         gate_up = first.forward(x)
         if self.limit:
             return self.down_proj.forward(clamped_silu_and_mul(gate_up, self.limit))
-        feeds = self.down_proj.packed
-        return self.down_proj.forward(self.fused.act_and_mul(gate_up, self.activation, feeds))
+        kind, feeds = self.activation, self.down_proj.packed
+        found = self.fused.quantized_act(gate_up, kind, feeds) if self.down_proj.lora is None else None
+        return self.down_proj.forward(
+            self.fused.act_and_mul(gate_up, kind, feeds) if found is None else found
+        )
 
 
 def clamped_silu_and_mul(gate_up: Tensor, limit: float) -> Tensor:

@@ -49,6 +49,16 @@ class UnfusedOps:
         """See FusedOps.act_and_mul."""
         return self.ops.act_and_mul(x, kind)
 
+    def quantized_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, feeds: object
+    ) -> tuple[Tensor, Tensor] | None:
+        """None: the product quantizes its inputs."""
+        return None
+
+    def quantized_act(self, x: Tensor, kind: Gate, feeds: object) -> Tensor | None:
+        """None: the product quantizes its inputs."""
+        return None
+
     def gated_product(self, x: Tensor, packed: object, kind: Gate) -> Tensor | None:
         """None: one after the other."""
         return None

@@ -28,6 +28,7 @@ class RMSNorm(Layer):
         self.eps = eps
         # what becomes of the norm: a layer's packed weight, once there is one
         self.feeds: Callable[[], object] = _nothing
+        self.is_read_once: Callable[[], bool] = _unknown  # whether nothing else reads what becomes of it
         self.weight = Weight.empty(
             (size,), {"": SourceTensor((size,), 0, replicated_shard(size))}, dtype, device.torch_device
         )
@@ -48,7 +49,9 @@ class RMSNorm(Layer):
         if self.shift is not None:
             normed, total = self.ops.add_rms_norm(x, residual, self.weight.tensor, self.eps)
             return normed + self.shift, total
-        return self.fused.add_rms_norm(x, residual, self.weight.tensor, self.eps, self.feeds())
+        given = x, residual, self.weight.tensor, self.eps, self.feeds()
+        found = self.fused.quantized_norm(*given) if self.is_read_once() else None
+        return self.fused.add_rms_norm(*given) if found is None else found
 
     def add_wide(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """(norm of x + residual, the same as float32 where one launch gives both, x + residual)."""
@@ -62,16 +65,29 @@ class RMSNorm(Layer):
 FIRST = ("qkv_proj", "qkv_a_proj", "gate_up_proj")
 
 
-def feed(norm: "Norm", layer: Layer) -> None:
+def feed(norm: "Norm", layer: Layer, *, is_whole: bool = False) -> None:
     """Tells a norm that its results go to this layer's first projection as they are. Of other norms and
-    layers it says nothing."""
+    layers it says nothing. `is_whole`: all of them, and to this layer alone, which may have others read them
+    (`reads_once`)."""
     linear = next((found for name in FIRST if (found := getattr(layer, name, None)) is not None), None)
     if isinstance(norm, RMSNorm) and isinstance(linear, Linear):
         norm.feeds = partial(getattr, linear, "packed")
+        if is_whole and getattr(layer, "reads_once", False):
+            norm.is_read_once = partial(_has_no_adapters, linear)
 
 
 def _nothing() -> None:
     """What a norm feeds that is not known."""
+
+
+def _unknown() -> bool:
+    """False: others may read it."""
+    return False
+
+
+def _has_no_adapters(linear: Linear) -> bool:
+    """Whether only the layer's own product reads its input."""
+    return linear.lora is None
 
 
 class UnitOffsetRMSNorm(RMSNorm):

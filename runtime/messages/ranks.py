@@ -126,7 +126,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     moe_a2a_backend: str = "none"  # exchange of tokens between experts
     deepep_mode: str = "auto"
     overlap: StepOverlap = StepOverlap()
-    kv_dtype: str = "auto"  # dtype of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`
+    kv_dtype: str = "auto"  # dtype of the pages: bfloat16, fp8_e4m3, fp8_e5m2, int8; auto: as `dtype`
     grammar: GrammarSetup | None = None  # None: no grammars on these ranks
     processors: list[str] = []  # logits processors: package.module:Class
     config_overrides: JsonDict = {}  # --json-model-override-args

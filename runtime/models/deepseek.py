@@ -83,6 +83,11 @@ class MlaSelfAttention(Layer):
         if self.prolog.take_weights():
             self.qkv_a_proj = self.q_b_proj = None
 
+    @property
+    def reads_once(self) -> bool:
+        """Whether only `qkv_a_proj` reads what `project` is given, where it is used at all."""
+        return type(self).project is MlaSelfAttention.project
+
     def reorder_rotary_rows(self, *, queries: bool, keys: bool) -> None:
         """Brings the rotary rows of queries and keys into an order: True: rows 2i and 2i + 1 rotate together;
         False: rows i and i + P / 2."""

@@ -122,8 +122,10 @@ class LlamaDecoderLayer(Layer):
         is_direct = self.is_apart or (self.groups is None and self.sequence_parallel is None)
         self.routes_norm = isinstance(self.mlp, SparseFeedForward) and is_direct
         if self.sequence_parallel is None:  # else what is projected is gathered first
-            feed(self.input_layernorm, self.self_attn)
-            feed(self.post_attention_layernorm, self.mlp)
+            is_whole = self.groups is None and not self.shares_prompts and not self.is_parallel
+            is_whole = is_whole and type(self) is LlamaDecoderLayer
+            feed(self.input_layernorm, self.self_attn, is_whole=is_whole)
+            feed(self.post_attention_layernorm, self.mlp, is_whole=is_whole)
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch

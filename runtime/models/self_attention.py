@@ -92,6 +92,11 @@ class SelfAttention(Layer):
         self.attention.chunk = config.chunk if rope.rope_type != "none" else 0
         self.is_rotated = rope.rope_type != "none"
 
+    @property
+    def reads_once(self) -> bool:
+        """Whether only `qkv_proj` reads what `project` is given."""
+        return type(self).project is SelfAttention.project
+
     def _norm(self, dtype: torch.dtype, config: ModelConfig, part: str) -> RMSNorm | ShardedNormWeight | None:
         dim, shard = config.head_dim, self.qkv_proj.outputs[part]
         match config.qk_norm:

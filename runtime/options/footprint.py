@@ -45,7 +45,7 @@ from runtime.options.quantized_sizes import Ranks, quantization_notice
 from runtime.options.stage_sizes import config_of_stage, stage_saved_bytes, stage_weight_count
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-KV_BYTES = {"bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}  # else that of the activations
+KV_BYTES = {"bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}  # else that of the activations
 STORED = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 

@@ -199,6 +199,8 @@ class Plan(Struct, frozen=True, kw_only=True):
             mla_prolog=self.ascend.npu_mla_prolog,
             requires_mla_prolog=not self.why["npu_mla_prolog"].source.startswith("profile"),
             nz_cache=self.ascend.npu_nz_cache,
+            int8_index=self.ascend.npu_int8_index,
+            prefetch_mb=self.ascend.npu_prefetch_mb,
             multi_stream=self.ascend.npu_multi_stream,
             gather_after_q=self.ascend.npu_gather_after_q,
             sampling_backend=self.kernels.sampling_backend,

@@ -9,8 +9,8 @@ from runtime.messages.ranks import Profile
 ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
 
 
-class Recording:
-    """A profile that records from its creation until `write`."""
+class TorchRecording:
+    """Recording (devices/profiles.py) of a rank whose device has none of its own."""
 
     def __init__(self, command: Profile, rank: int) -> None:
         self._path = Path(command.folder) / f"rank-{rank}.trace.json.gz"

@@ -46,7 +46,12 @@ from runtime.ranks.weights_loader import WeightsLoader, read_model
 
 UNBOUNDED = (1 << 31) - 1  # of what a rank has none of, and others have
 OpenDevice = Callable[[StartRank, int, torch.dtype], Device]
-KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+KV_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+}
 
 
 @dataclass(frozen=True, slots=True)

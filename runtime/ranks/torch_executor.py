@@ -10,6 +10,7 @@ import torch
 
 from runtime import log
 from runtime.devices.executor import Pending
+from runtime.devices.profiles import Recording
 from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
@@ -22,7 +23,7 @@ from runtime.ranks.expert_placer import ExpertPlacer
 from runtime.ranks.group_rows import group_rows, padding_plan
 from runtime.ranks.launched import Unreported
 from runtime.ranks.memory_saver import drop_graphs
-from runtime.ranks.profiler import Recording
+from runtime.ranks.profiler import TorchRecording
 from runtime.ranks.replays import GroupReplays, launch_idle
 from runtime.ranks.start import StartedRank
 
@@ -39,6 +40,7 @@ class TorchExecutor:
         self.memory_saver = started.memory_saver
         self.expert_placer = ExpertPlacer(started.memory_saver)
         self.trace_folder = started.trace_folder
+        self.record_profile = self.runner.device.record_profile or TorchRecording
         self.recording: Recording | None = None
         attention = self.runner.device.attention
         self.group_replays = (
@@ -131,7 +133,7 @@ class TorchExecutor:
 
     def traced(self, capture: Callable[[], Captured], folder: str) -> Captured:
         """Captures under a profiler. A trace that cannot be written is logged."""
-        recording = Recording(Profile(folder=folder), self.rank)
+        recording = self.record_profile(Profile(folder=folder), self.rank)
         captured = capture()
         try:
             recording.write()
@@ -151,7 +153,7 @@ class TorchExecutor:
         """See Executor.profile."""
         if self.recording is not None and not command.folder:
             self.recording.write()
-        self.recording = Recording(command, self.rank) if command.folder else None
+        self.recording = self.record_profile(command, self.rank) if command.folder else None
 
     def load_adapter(self, command: LoadAdapter) -> None:
         """See Executor.load_adapter."""

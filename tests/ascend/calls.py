@@ -78,6 +78,8 @@ ATTENTION = [
         [
             ("input_layout", lambda: {"input_layout": "TDN"}),
             ("input_layout", lambda: {"input_layout": "TND_NTD"}),  # v2's
+            ("int8 keys: one query", lambda: {"1": int8(4, 128, 256), "2": int8(4, 128, 256)}),
+            ("antiquant scales are", lambda: {"key_antiquant_scale": randn(1)}),
             ("query, key and value differ in dtype", lambda: {"1": randn(4, 128, 256, dtype=torch.float16)}),
             ("query is torch.int8", lambda: {"0": int8(7, 8, 128)}),
             ("key must be contiguous", lambda: {"1": randn(4, 256, 128).transpose(1, 2)}),
@@ -135,6 +137,28 @@ ATTENTION = [
             ("only", lambda: {"1": randn(4, 2, 128, 128), "2": randn(4, 2, 128, 128)}),
             ("need actual_seq_lengths_kv", lambda: {"actual_seq_lengths_kv": None}),
             ("query is", lambda: {"0": randn(2, 8, 1, 128)}),
+        ],
+    ),
+    Case(
+        "npu::npu_fused_infer_attention_score",
+        lambda: (  # decoding with keys in int8
+            [randn(2, 1, 8, 128), int8(4, 128, 256), int8(4, 128, 256)],
+            {
+                "key_antiquant_scale": randn(1),
+                "value_antiquant_scale": randn(1),
+                "block_table": ints([0, 1], [2, 3]),
+                "actual_seq_lengths_kv": [200, 30],
+                "input_layout": "BSND",
+                "block_size": 128,
+                "num_heads": 8,
+                "num_key_value_heads": 2,
+            },
+        ),
+        [
+            ("need key_antiquant", lambda: {"key_antiquant_scale": None}),
+            ("one antiquant scale", lambda: {"value_antiquant_scale": randn(2)}),
+            ("scales are torch.float32", lambda: {"value_antiquant_scale": randn(1).float()}),
+            ("value is", lambda: {"2": randn(4, 128, 256)}),
         ],
     ),
     Case(
@@ -277,6 +301,16 @@ NORMS = [
             ("differ", lambda: {"1": randn(1, 64)}),
             ("not the end", lambda: {"2": randn(65)}),
             ("gamma is", lambda: {"2": randn(64).float()}),
+        ],
+    ),
+    Case(
+        "npu::npu_add_rms_norm_dynamic_quant",
+        lambda: ([randn(3, 64), randn(3, 64), randn(64)], {"output_mask": [True, False]}),
+        [
+            ("differ", lambda: {"1": randn(1, 64)}),
+            ("gamma is", lambda: {"2": randn(64).float()}),
+            ("output_mask", lambda: {"output_mask": [True, True]}),
+            ("1 dimensions", lambda: {"0": randn(64), "1": randn(64)}),
         ],
     ),
     Case(

@@ -41,6 +41,15 @@ LINEARS = [
         ],
     ),
     Case(
+        "npu::npu_prefetch",
+        lambda: ([nz(randn(64, 96)), None, 4096], {}),
+        [
+            ("max_size", lambda: {"2": 0}),
+            ("offset", lambda: {"offset": 64 * 96 * 2}),
+            ("empty", lambda: {"0": randn(0, 96)}),
+        ],
+    ),
+    Case(
         "npu::npu_dynamic_quant",
         lambda: ([randn(4, 64)], {}),
         [
@@ -222,8 +231,9 @@ EXPERTS = [
             ("is torch.int64", lambda: {"5": ints(0, 1, 2, 3, 4, 5, dtype=torch.int64)}),
             ("outside 0 .. 5", lambda: {"5": ints(0, 1, 2, 3, 4, 6)}),
             ("outside 0 .. 5", lambda: {"5": ints(0, 1, 2, 3, 4, -1)}),
-            ("scales has|scales have", lambda: {"4": randn(3, 2, dtype=FP32)}),
+            ("scales has|scales have", lambda: {"4": randn(3, 2, dtype=FP16)}),
             ("skip2 without", lambda: {"2": randn(3, 32)}),
+            ("skip1: shape", lambda: {"1": randn(2, 32)}),
             ("experts, capacity", lambda: {"drop_pad_mode": 3}),
             (
                 "outside -1 .. 5",

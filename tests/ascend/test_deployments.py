@@ -34,6 +34,22 @@ DEPLOYMENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         SPARSE,
         NEXTN | {"enable_hierarchical_cache": True, "hicache_ratio": 2.0, "max_total_tokens": 640},
     ),
+    "V3.2, index keys in 8 bits, all tokens chosen, prompts in turns": (
+        "deepseek_v32",
+        SPARSE | {"index_topk": 512},
+        PARTS | {"chunked_prefill_size": 50, "npu_int8_index": True},
+    ),
+    "V3.2, index keys in 8 bits, all tokens chosen, next-token layer, host memory": (
+        "deepseek_v32",
+        SPARSE | {"index_topk": 512},
+        NEXTN
+        | {
+            "enable_hierarchical_cache": True,
+            "hicache_ratio": 2.0,
+            "max_total_tokens": 640,
+            "npu_int8_index": True,
+        },
+    ),
     "V3, an EAGLE-3 head of Llama's kind": (
         "deepseek_v3",
         LATENT | {"num_hidden_layers": 4},
@@ -63,6 +79,8 @@ LIKE_OTHERS = {
     "ascend-a3-qwen3-30b-a3b": "ascend-a3-qwen3-32b-latency",
     "ascend-a3-qwen3-235b-latency": "ascend-a3-qwen3-32b-latency",
 }
+# of models that take images: test_media.py
+WITH_MEDIA = {"ascend-a3-qwen3-vl-8b"}
 SIZES = ("tensor", "expert", "data", "attention_context")
 
 
@@ -83,7 +101,8 @@ def scaled(profile: Profile) -> dict[str, Any]:
 
 
 def test_every_profile_is_tried() -> None:
-    assert {name for name in names() if name.startswith("ascend")} == PROFILES.keys() | LIKE_OTHERS.keys()
+    tried = PROFILES.keys() | LIKE_OTHERS.keys() | WITH_MEDIA
+    assert {name for name in names() if name.startswith("ascend")} == tried
     assert set(LIKE_OTHERS.values()) <= PROFILES.keys()
 
 

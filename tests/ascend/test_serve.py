@@ -66,7 +66,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "chunks between decodes": {"chunked_prefill_size": 50},
     "few pages: sequences give way": {"max_total_tokens": 640},
     "exact sizes": {"disable_cuda_graph_padding": True},
-    "two ranks": {"tensor_parallel_size": 2},
+    "two ranks, weights on their way": {"tensor_parallel_size": 2, "npu_prefetch_mb": 1},
     "none": {"disable_cuda_graph": True, "cuda_graph_bs": "auto"},
 }
 

@@ -17,6 +17,7 @@ from runtime.models.config.kimi_vision_config import KimiEncoder
 from runtime.models.config.llama4_vision_config import Llama4Encoder
 from runtime.models.config.media_config import LlavaEncoder, MediaConfig
 from runtime.models.config.pixtral_config import PixtralEncoder
+from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.siglip_config import SiglipEncoder
 from runtime.models.vision.open_encoder import open_encoder
@@ -125,6 +126,24 @@ TOWERS: dict[str, tuple[MediaConfig, tuple[int, ...], tuple[int, int, int]]] = {
         ),
         (2, 3, 28, 28),
         (1, 1, 1),
+    ),
+    "learned positions, outputs of two layers": (
+        Qwen3VlEncoder(
+            **SIZES,
+            placeholder_id=0,
+            video_placeholder_id=1,
+            patch_size=4,
+            num_frames=2,
+            merge_size=2,
+            output_size=128,
+            is_gated=False,
+            activation="gelu_pytorch_tanh",
+            text_size=64,
+            deepstack_layers=(0,),
+            table_side=5,
+        ),
+        (48, 3, 4, 4),
+        (1, 6, 8),
     ),
     "sounds": (
         QwenAudioEncoder(

@@ -223,7 +223,7 @@ def test_latents_and_shared_experts(
         options = resolve(from_argv(words.split()), model, NPU, MACHINE).device_options
         assert all(
             options[name] == (f"--npu-{name.replace('_', '-')}" in words)
-            for name in ("mla_prolog", "nz_cache", "multi_stream", "gather_after_q")
+            for name in ("mla_prolog", "nz_cache", "int8_index", "multi_stream", "gather_after_q")
         )
         return
     with pytest.raises(OptionsError, match=re.escape(refusal)):

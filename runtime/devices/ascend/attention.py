@@ -11,6 +11,9 @@ form of each call:
                   aligned at the lower right) or 4 (a band). The operator refuses a call whose rows have more
                   pages together than the cache, so rows that share a long prefix may need several calls.
 
+Pages in int8 (--kv-cache-dtype int8) are read by the first form alone, which dequantizes them; the keys of
+extend rows are gathered and converted first, and are not in pages then.
+
 The cache is what every device has, [pages * page_size, K, D], and the operator sees it as [pages, page_size,
 K * D], the one layout that both forms take. Lengths are lists on the host: the operator takes them as
 arguments of its launch.
@@ -24,6 +27,7 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from runtime.devices.ascend.facts import MAX_KEYS
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.layers.upload import upload, upload_int64
@@ -64,6 +68,8 @@ class ExtendRows:
     table: Tensor  # int32 [rows, pages], from the first page that a row sees
     lengths: list[int]  # keys in these pages
     ends: list[int]  # end of each row's queries among theirs
+    # int64 [keys of all rows], where the keys of each row are in the cache; None: the operator reads pages
+    locations: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +90,16 @@ def triangle(torch_device: torch.device) -> Tensor:
 
 
 def plan_attention(
-    plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...], mask: Tensor
+    plan: AttentionRows,
+    page_tables: Tensor,
+    page_size: int,
+    windows: tuple[int, ...],
+    mask: Tensor,
+    *,
+    reads_all: bool = False,
 ) -> AttentionPlan:
-    """The plan of a step; see Ops.plan_attention. `mask`: of `triangle`."""
+    """The plan of a step; see Ops.plan_attention. `mask`: of `triangle`. `reads_all`: extend rows read their
+    keys before the operator is called."""
     counts = plan.counts.astype(np.int64)
     offsets = counts.cumsum() - counts
     single, several = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
@@ -104,8 +117,20 @@ def plan_attention(
                 ]
             )
             queries, ends = query_index(queries, table.device), counts[several].cumsum()
-            extends[window] = ExtendRows(queries, seen.table(table), seen.lengths.tolist(), ends.tolist())
+            pages = seen.table(table)
+            read = key_locations(pages, seen.lengths, page_size) if reads_all else None
+            extends[window] = ExtendRows(queries, pages, seen.lengths.tolist(), ends.tolist(), read)
     return AttentionPlan(page_size, mask, decodes, extends)
+
+
+def key_locations(pages: Tensor, lengths: np.ndarray, page_size: int) -> Tensor:
+    """Where the first lengths[r] keys in the pages [rows, width] of each row r are, int64 [keys of all
+    rows]."""
+    offsets = torch.arange(page_size, device=pages.device)
+    every = (pages.long().unsqueeze(2) * page_size + offsets).flatten()
+    width = pages.shape[1] * page_size
+    index = np.concatenate([row * width + np.arange(length) for row, length in enumerate(lengths)])
+    return every.index_select(0, upload_int64(index, pages.device))
 
 
 class VisiblePages:
@@ -165,8 +190,16 @@ def query_index(queries: np.ndarray, torch_device: torch.device) -> slice | Tens
     return slice(first, last + 1) if last - first + 1 == len(queries) else upload_int64(queries, torch_device)
 
 
-def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:
-    """Attention of q [T, H, D] over caches [num_locations, K, D] -> [T, H, D].
+def attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: AttentionPlan,
+    scores: Scores,
+    unit: Tensor | None = None,
+) -> Tensor:
+    """Attention of q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]. `unit`: ones [1] in the dtype
+    of q, where the caches are in int8.
 
     The operator does not cap scores, and neither its sinks nor its biases (pse_shift) are documented for
     pages: models with these are refused at start (device.py).
@@ -187,13 +220,14 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, sco
     decodes, extends = plan.decodes.get(window), plan.extends.get(window)
     if decodes is not None:
         plan.lengths_args.append((LENGTHS, window))
+    scales = {} if unit is None else {"key_antiquant_scale": unit, "value_antiquant_scale": unit}
     if extends is None and decodes is not None:
-        return _attend_decodes(q.contiguous(), caches, decodes, common)
+        return _attend_decodes(q.contiguous(), caches, decodes, common | scales)
     if decodes is None and extends is not None:
         return _attend_extends(q.contiguous(), caches, extends, plan.triangle, window, common)
     assert decodes is not None and extends is not None, "a step without rows"
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    out[decodes.queries] = _attend_decodes(q[decodes.queries].contiguous(), caches, decodes, common)
+    out[decodes.queries] = _attend_decodes(q[decodes.queries].contiguous(), caches, decodes, common | scales)
     out[extends.queries] = _attend_extends(
         q[extends.queries].contiguous(), caches, extends, plan.triangle, window, common
     )
@@ -228,6 +262,8 @@ def _attend_extends(
         if window
         else {"sparse_mode": CAUSAL}
     )
+    if rows.locations is not None:
+        return _attend_gathered(q, caches, rows, rows.locations, {"atten_mask": mask} | sparse | common)
     parts, begin = [], 0
     if takes_tnd(q.dtype, q.shape[2], q.shape[1], caches[0].shape[2] // q.shape[2]):
         page_size = caches[0].shape[1]
@@ -264,6 +300,34 @@ def _attend_extends(
             )[0].squeeze(0)
         )
         begin = end
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_gathered(
+    q: Tensor, caches: tuple[Tensor, Tensor], rows: ExtendRows, locations: Tensor, common: dict[str, object]
+) -> Tensor:
+    """Extend rows over keys and values that are read and converted first: one call for rows that have
+    MAX_KEYS or less together, where TND is documented for their heads, else one for each row."""
+    dim = q.shape[2]
+    k, v = (
+        cache.view(-1, cache.shape[2] // dim, dim).index_select(0, locations).to(q.dtype) for cache in caches
+    )
+    common = common | {"block_size": 0}
+    is_tnd = takes_tnd(q.dtype, dim, q.shape[1], k.shape[1])
+    runs = runs_within(rows.lengths, MAX_KEYS) if is_tnd else [slice(i, i + 1) for i in range(len(rows.ends))]
+    parts, begin, key_begin = [], 0, 0
+    for run in runs:
+        ends, key_ends = rows.ends[run], np.cumsum(rows.lengths[run]).tolist()
+        given = (q[begin : ends[-1]], *(x[key_begin : key_begin + key_ends[-1]] for x in (k, v)))
+        found = torch_npu.npu_fused_infer_attention_score(
+            *(given if is_tnd else (x.unsqueeze(0) for x in given)),
+            actual_seq_lengths=[end - begin for end in ends],
+            actual_seq_lengths_kv=key_ends,
+            input_layout="TND" if is_tnd else "BSND",
+            **common,
+        )[0]
+        parts.append(found if is_tnd else found.squeeze(0))
+        begin, key_begin = ends[-1], key_begin + key_ends[-1]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

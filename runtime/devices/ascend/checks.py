@@ -53,12 +53,13 @@ def check_model(
 def check_attention(ops: AscendOps, torch_device: torch.device) -> None:
     """Tries attention of one token."""
     dtype, page_size = ops.dtype, ops.page_size
-    page = torch.zeros(page_size, 1, 128, dtype=dtype, device=torch_device)
+    query = torch.zeros(1, 1, 128, dtype=dtype, device=torch_device)
+    page = query.new_zeros(page_size, 1, 128, dtype=dtype if ops.unit is None else torch.int8)
     tables = torch.zeros(1, 1, 1, dtype=torch.int32, device=torch_device)
 
     def run() -> None:
         plan = ops.plan_attention(fresh_rows([1]), tables, page_size, (0,))
-        ops.attention(page[:1], page, page, plan, Scores(128**-0.5))
+        ops.attention(query, page, page, plan, Scores(128**-0.5))
 
     attempt(
         run,
@@ -102,9 +103,11 @@ def check_sparse(ops: AscendOps, torch_device: torch.device, latent: MlaConfig, 
     caches = tuple(page(ops, torch_device, size) for size in sparse.cache_dims(latent))
     tables = torch.zeros(1, 1, 1, dtype=torch.int32, device=torch_device)
     location = torch.zeros(1, dtype=torch.int64, device=torch_device)
+    sizes = latent.kv_rank, latent.rope_dim, latent.indexer.dim
+    entries = [torch.zeros(1, 1, size, dtype=ops.dtype, device=torch_device) for size in sizes]
 
     def run() -> None:
-        layer.store(*(cache[:1].clone() for cache in caches), caches, location)
+        layer.store(*entries, caches, location)
         plan = ops.plan_attention(fresh_rows([1, 2]), tables, ops.page_size, (0,))
         layer.attend(*q, index_queries, weights, caches, plan)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from runtime.devices.ascend.collectives import HcclCollectives
     from runtime.devices.ascend.moe import AscendExperts
     from runtime.devices.ascend.ops import AscendOps
+    from runtime.devices.ascend.prefetch import WeightPrefetch
 
 INSTALL = "install torch and torch_npu of one version, and the CANN toolkit, and source its set_env.sh"
 
@@ -81,6 +82,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     from runtime.devices.ascend.memory import AscendMemory
     from runtime.devices.ascend.mla_prolog import Prologs
     from runtime.devices.ascend.moe import AscendExperts
+    from runtime.devices.ascend.profiler import AscendRecording
     from runtime.devices.ascend.sparse_latents import AscendSparseLatents
 
     set_threads(start)
@@ -88,17 +90,19 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     torch_device = set_device(options, start.index_on_node(rank), start.first_device)
     hccl, links = open_ranks(start, rank, torch_device)
     ranks: Collectives = SingleRank() if hccl is None else hccl
+    prefetch = open_prefetch(options.prefetch_mb, hccl)
     config = model_config(start)
-    ops_of = partial(make_ops, dtype, start.page_size, torch_device, options)
+    has_int8_cache = start.kv_dtype == "int8"
+    ops_of = partial(make_ops, dtype, start.page_size, torch_device, options, has_int8_cache, prefetch)
     ops = ops_of(config)
     check_model(start, config, ops, torch_device, rank % start.tp_size)
-    experts = AscendExperts(dtype, num_groups=start.ep_size)
+    experts = AscendExperts(dtype, num_groups=start.ep_size, quantized=ops.quantized)
     return Device(
         FACTS,
         torch_device,
         ops,
         experts,
-        AscendMemory(start.ranks_on_machine),
+        AscendMemory(start.ranks_on_machine, is_sparse=ops.is_sparse),
         ranks,
         AscendGraphs(ops.triangle, is_sparse=ops.is_sparse),
         ep_size=start.ep_size,
@@ -106,6 +110,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         fused=AscendFusedOps(ops),
         tower_attention=tower_attention,
         streams=torch.npu,
+        record_profile=AscendRecording,
         stage=start.stage_of(rank),
         links=links,
         mla_prologs=Prologs(
@@ -138,9 +143,11 @@ def make_ops(
     page_size: int,
     torch_device: torch.device,
     options: AscendOptions,
+    has_int8_cache: bool,
+    prefetch: "WeightPrefetch | None",
     config: ModelConfig | None,
 ) -> "AscendOps":
-    """Ops for the weights of one model, or of none."""
+    """Ops for the weights of one model, or of none. `has_int8_cache`, `prefetch`: as of AscendOps."""
     from runtime.devices.ascend.ops import AscendOps
 
     return AscendOps(
@@ -149,8 +156,22 @@ def make_ops(
         torch_device,
         is_nz=options.nz_cache and config is not None and config.mla is not None,
         is_sparse=has_indexer(config),
+        has_int8_index=options.int8_index,
+        has_int8_cache=has_int8_cache,
+        prefetch=prefetch,
         sampling=options.sampling_backend,
     )
+
+
+def open_prefetch(megabytes: int, hccl: "HcclCollectives | None") -> "WeightPrefetch | None":
+    """What loads weights during collectives; None: nothing does, or there are none."""
+    from runtime.devices.ascend.prefetch import WeightPrefetch
+
+    if not megabytes or hccl is None:
+        return None
+    prefetch = WeightPrefetch(megabytes << 20)
+    hccl.meanwhile = prefetch.begin
+    return prefetch
 
 
 def has_indexer(config: ModelConfig | None) -> bool:

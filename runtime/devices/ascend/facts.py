@@ -23,6 +23,7 @@ FACTS = DeviceFacts(
     page_sizes=(128, 256, 384, 512),
     latent_page_sizes=(128,),
     has_kv_dtypes=False,
+    has_int8_kv=True,
     has_indexers=True,
     host_copies=("direct", "kernel", "kernel_ascend"),
     is_numbered=True,

@@ -5,6 +5,8 @@ import torch_npu
 from torch import Tensor
 
 from runtime.devices.ascend.ops import AscendOps
+from runtime.devices.ascend.quantized import swiglu_quant, takes_token_codes
+from runtime.devices.base import Gate
 from runtime.layers.fused_ops import UnfusedOps
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -28,6 +30,23 @@ class AscendFusedOps(UnfusedOps):
             return super().add_rms_norm_wide(x, residual, weight, eps)
         wide, normed, _, total = torch_npu.npu_add_rms_norm_cast(x, residual, weight, eps)
         return normed, wide, total
+
+    def quantized_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, feeds: object
+    ) -> tuple[Tensor, Tensor] | None:
+        """See FusedOps.quantized_norm."""
+        if not takes_token_codes(feeds) or weight.dtype != x.dtype:
+            return None
+        codes, _, total, scales, _ = torch_npu.npu_add_rms_norm_dynamic_quant(
+            x, residual, weight, epsilon=eps, output_mask=[True, False]
+        )
+        return self.ops.quantized.put(codes, scales), total
+
+    def quantized_act(self, x: Tensor, kind: Gate, feeds: object) -> Tensor | None:
+        """See FusedOps.quantized_act."""
+        if kind != "silu" or not takes_token_codes(feeds):
+            return None
+        return self.ops.quantized.put(*swiglu_quant(x))
 
     def prepare_heads(
         self,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from runtime.devices.ascend.formats import takes_nz, to_nz
 from runtime.devices.ascend.grouped_scales import WORD, GroupQuantWeight, fake_quantize, pack_group_quant
+from runtime.devices.ascend.quantized import swiglu_quant
 from runtime.devices.base import Quantized
 from runtime.layers.quantization.dequantize import unpack_codes
 from runtime.models.config.quantization_schemes import PackedInt
@@ -80,7 +81,7 @@ class TokenInt8:
             gate_up = grouped_matmul(
                 rows, self.gate_up, counts, dtype, scale=self.gate_up_scale, per_token_scale=scales
             )
-            codes, scales = torch_npu.npu_dynamic_quant(torch_npu.npu_swiglu(gate_up, dim=-1))
+            codes, scales = swiglu_quant(gate_up)
         return grouped_matmul(codes, self.down, counts, dtype, scale=self.down_scale, per_token_scale=scales)
 
 
@@ -187,8 +188,8 @@ class TokenInt4:
 
     def forward(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
         """Feed-forward of rows [N, hidden], counts[e] of them for expert e -> [N, hidden]."""
-        inner = torch_npu.npu_swiglu(self.gate_up.multiply(rows, scales, counts, dtype), dim=-1)
-        return self.down.multiply(*torch_npu.npu_dynamic_quant(inner), counts, dtype)
+        inner = swiglu_quant(self.gate_up.multiply(rows, scales, counts, dtype))
+        return self.down.multiply(*inner, counts, dtype)
 
 
 def _matmul_group_quant(rows: Tensor, weight: GroupQuantWeight, counts: Tensor) -> Tensor:

@@ -12,14 +12,16 @@ from runtime.errors import StartError
 
 MAX_NUMBERS = 2**31 - 1  # numbers of one cache that decode attention can address
 MAX_WIDTH = 65535  # the most numbers of a token in one cache, K * D
-ALIGNED = 16  # head sizes are multiples of this
+ALIGNED = 16  # head sizes are multiples of this, and of twice as much in int8
 
 
 class AscendMemory:
-    """Memory of this rank's NPU, which it shares with no other rank; host memory is shared by `num_ranks`."""
+    """Memory of this rank's NPU, which it shares with no other rank; host memory is shared by `num_ranks`.
+    `is_sparse`: pages are those of sparse latent attention, whose sizes are tried at start (checks.py)."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, *, is_sparse: bool = False) -> None:
         self.num_ranks = num_ranks
+        self.is_sparse = is_sparse
 
     def free_bytes(self) -> int:
         """Bytes that the driver reports as free."""
@@ -52,12 +54,12 @@ class AscendMemory:
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
         """Zeros [num_tokens, num_heads, head_dim]. Raises StartError for a cache that the attention operator
         cannot read."""
-        width = num_heads * head_dim
-        if head_dim % ALIGNED or width > MAX_WIDTH:
+        width, aligned = num_heads * head_dim, ALIGNED * (2 if dtype == torch.int8 else 1)
+        if not self.is_sparse and (head_dim % aligned or width > MAX_WIDTH):
             raise StartError(
                 f"a rank's {num_heads} key/value heads of size {head_dim} do not fit the attention of npu, "
                 "which "
-                f"takes multiples of {ALIGNED}, and up to {MAX_WIDTH} numbers together; raise "
+                f"takes multiples of {aligned}, and up to {MAX_WIDTH} numbers together; raise "
                 "--tensor-parallel-size, or take another --device"
             )
         if num_tokens * width > MAX_NUMBERS:

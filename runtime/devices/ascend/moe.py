@@ -5,13 +5,13 @@ reads nothing from the device.
                 where it supports the model (`is_fused`); else torch's operators
     sort        npu_moe_init_routing_v2: a row for each slot, sorted by expert, and the counts of experts
     products    npu_grouped_matmul, twice, with npu_swiglu between; or as grouped_gemm.py has them
-    sum         npu_moe_finalize_routing: each token's rows times its weights
+    sum         npu_moe_finalize_routing: each token's rows times its weights, and the shared experts' output
 
 The number of rows of an expert stays on the device, so a step with experts can be captured. Slots of other
 ranks' experts get no row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from runtime.devices.ascend.formats import to_nz
 from runtime.devices.ascend.grouped_gemm import QuantizedExperts, grouped_matmul, pack_quantized
+from runtime.devices.ascend.quantized import QuantizedInputs
 from runtime.devices.base import Quantized
 from runtime.devices.torch_rearranged import rearranged_tensors
 from runtime.layers.moe.routing import route
@@ -59,10 +60,14 @@ class DenseExperts:
 class AscendExperts:
     """Experts (devices/base.py) of one NPU."""
 
-    def __init__(self, dtype: torch.dtype, *, num_groups: int) -> None:
-        """`num_groups`: groups of ranks that whole experts are spread over."""
+    def __init__(
+        self, dtype: torch.dtype, *, num_groups: int, quantized: QuantizedInputs | None = None
+    ) -> None:
+        """`num_groups`: groups of ranks that whole experts are spread over. `quantized`: where quantized
+        activations are kept for the shared experts; None: nowhere."""
         self.dtype = dtype
         self.num_groups = num_groups
+        self.quantized = quantized
 
     def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         """Expert ids [T, k], int32 or, where torch routes, int64, and weights float32 [T, k]; see
@@ -119,6 +124,29 @@ class AscendExperts:
         first: int | None = None,
     ) -> Tensor:
         """The experts' weighted sum for each token [T, hidden]; see Experts.apply."""
+        return self._sum(x, expert_ids, weights, packed, first, None)
+
+    def apply_added(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        packed: DenseExperts | QuantizedExperts,
+        added: Callable[[], Tensor],
+        first: int | None = None,
+    ) -> Tensor:
+        """See AddingExperts.apply_added."""
+        return self._sum(x, expert_ids, weights, packed, first, added)
+
+    def _sum(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        packed: DenseExperts | QuantizedExperts,
+        first: int | None,
+        added: Callable[[], Tensor] | None,
+    ) -> Tensor:
         count = len(packed)
         num_ids, ids = count * self.num_groups, expert_ids
         if first is None and self.num_groups > 1:  # ids below 0 become some behind all experts: no rows
@@ -126,6 +154,8 @@ class AscendExperts:
             ids = ids.remainder(num_ids)
         begin = first or 0
         inputs, scales = packed.quantize(x)
+        if scales is not None and self.quantized is not None:
+            self.quantized.put(inputs, scales, x)
         rows, row_idx, counts, scales = torch_npu.npu_moe_init_routing_v2(
             inputs,
             ids.int(),
@@ -142,9 +172,16 @@ class AscendExperts:
         mode = WHOLE_ROWS
         if self.num_groups > 1:
             out, mode = out.view(ids.shape[1], len(x), -1), SOME_ROWS
+        other = None if added is None else added()
         return torch_npu.npu_moe_finalize_routing(
-            out, None, None, None, weights.to(x.dtype), row_idx, None, drop_pad_mode=mode
+            out, other, None, None, weights.to(weights_dtype(x.dtype)), row_idx, None, drop_pad_mode=mode
         )
+
+
+def weights_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of experts' weights in the operator that sums rows of `dtype`: CANN has float32 beside
+    bfloat16 (ops-transformer, moe_finalize_routing_v2_def.cpp), else that of the rows."""
+    return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
 def normalizes_chosen(routing: Routing) -> bool:

@@ -9,7 +9,8 @@ from runtime.devices.ascend import attention, mla
 from runtime.devices.ascend.attention import AttentionPlan
 from runtime.devices.ascend.formats import to_nz
 from runtime.devices.ascend.grouped_scales import GroupQuantWeight, group_quant_matmul, pack_group_quant
-from runtime.devices.ascend.quantized import Int8Weight, int8_matmul, pack_int8
+from runtime.devices.ascend.prefetch import WeightPrefetch
+from runtime.devices.ascend.quantized import Int8Weight, QuantizedInputs, int8_matmul, pack_int8
 from runtime.devices.ascend.sampling import FILTERS, sample
 from runtime.devices.ascend.sparse_plan import SparsePlan, plan_sparse
 from runtime.devices.attention_rows import AttentionRows
@@ -36,18 +37,26 @@ class AscendOps:
         *,
         is_nz: bool = False,
         is_sparse: bool = False,
+        has_int8_index: bool = False,
+        has_int8_cache: bool = False,
+        prefetch: WeightPrefetch | None = None,
         sampling: str = "ascend",
     ) -> None:
-        """`is_nz`: latents are stored in NZ. `is_sparse`: tokens attend to those that an indexer chooses.
-        `sampling`: one of FILTERS."""
+        """`is_nz`: latents are stored in NZ. `is_sparse`: tokens attend to those that an indexer chooses, of
+        keys in 8 bits with `has_int8_index`. `has_int8_cache`: pages of heads hold int8, in units that the
+        layers have scales for. `prefetch` is told of the products. `sampling`: one of FILTERS."""
         self.dtype = dtype
         self.page_size = page_size
         self.is_nz = is_nz
-        self.is_sparse = is_sparse
+        self.is_sparse, self.has_int8_index = is_sparse, has_int8_index
         self.token_filter = FILTERS[sampling]
         self.triangle = attention.triangle(torch_device)
         # the most queries of a row whose MLA is absorbed; 0: the model has no MLA
         self.max_absorbed = 0
+        self.prefetch = prefetch
+        self.quantized = QuantizedInputs()
+        # the scale of pages in int8 for the attention operator, [1]; None: pages are not in int8
+        self.unit = torch.ones(1, dtype=dtype, device=torch_device) if has_int8_cache else None
         self._ones: dict[int, Tensor] = {}  # size -> ones
 
     def plan_attention(
@@ -62,7 +71,10 @@ class AscendOps:
             return mla.plan_mla(
                 plan, page_tables[0], page_size, self.triangle, self.max_absorbed, is_nz=self.is_nz
             )
-        return attention.plan_attention(plan, page_tables, page_size, windows, self.triangle)
+        reads_all = self.unit is not None
+        return attention.plan_attention(
+            plan, page_tables, page_size, windows, self.triangle, reads_all=reads_all
+        )
 
     def attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan | SpanPlan, scores: Scores
@@ -70,7 +82,7 @@ class AscendOps:
         """Paged attention, q [T, H, D] -> [T, H, D]."""
         if isinstance(plan, SpanPlan):
             return attend_spans(q, k_cache, v_cache, plan, scores, self.attention)
-        return attention.attend(q, k_cache, v_cache, plan, scores)
+        return attention.attend(q, k_cache, v_cache, plan, scores, self.unit)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> mla.UpProjection:
         """Projections from latents to keys and values of this rank's heads. Raises ModelError."""
@@ -92,7 +104,9 @@ class AscendOps:
         return mla.mla_attention(q, q_rope, latents, ropes, up, plan, scale, self.is_nz)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
-        """Writes keys and values to the cache."""
+        """Writes keys and values to the cache. In int8 they are rounded, and saturate."""
+        if k_cache.dtype == torch.int8:
+            k, v = (torch_npu.npu_quantize(x, self.unit, None, torch.qint8, -1, False) for x in (k, v))
         if self.is_nz:
             pages = [
                 cache.view(-1, cache.shape[2] // mla.LANES, self.page_size, mla.LANES)
@@ -149,10 +163,15 @@ class AscendOps:
     def linear(
         self, x: Tensor, packed: Tensor | Int8Weight | GroupQuantWeight, bias: Tensor | None
     ) -> Tensor:
-        """x [N, in] -> [N, out]."""
+        """x [N, in] -> [N, out]. x may be codes that AscendFusedOps made for this weight."""
+        if self.prefetch is not None:
+            self.prefetch.follow(packed if isinstance(packed, Tensor) else packed.weight)
         if isinstance(packed, GroupQuantWeight):
             return group_quant_matmul(x, packed, bias)
-        return int8_matmul(x, packed, bias) if isinstance(packed, Int8Weight) else F.linear(x, packed, bias)
+        if isinstance(packed, Int8Weight):
+            dtype = self.dtype if x.dtype == torch.int8 else x.dtype
+            return int8_matmul(x, packed, bias, self.quantized, dtype)
+        return F.linear(x, packed, bias)
 
     def sample(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:
         """A token id for each row, int64 [N]."""

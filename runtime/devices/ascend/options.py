@@ -11,6 +11,8 @@ class AscendOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     mla_prolog: bool = False  # queries and latents of MLA are made in one fused operator
     requires_mla_prolog: bool = True  # False: where that operator cannot be used, plain steps take its place
     nz_cache: bool = False  # latents are stored in FRACTAL_NZ
+    int8_index: bool = False  # index keys of sparse MLA are stored in 8 bits
+    prefetch_mb: int = 0  # of the next weight, while ranks exchange; 0: none
     multi_stream: bool = False  # shared experts are computed on a side stream
     gather_after_q: bool = False  # sequence-parallel tokens are gathered after the first projections of MLA
     sampling_backend: str = "ascend"

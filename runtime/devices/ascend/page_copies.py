@@ -2,12 +2,18 @@
 
 Both directions go through page-locked staging memory, because the host memory that both processes map is not
 page-locked: a save gathers pages on the device and scatters them on the host, a load gathers on the host and
-scatters on the device. A save is complete when it returns, and one of layers when a thread has scattered it;
-a load completes layer by layer, and the main stream, not the host, waits for the event of a layer.
+scatters on the device. A load completes layer by layer, and the main stream, not the host, waits for the
+event of a layer.
+
+A save is begun before the step is launched, and its pages are written to host memory when the step has been
+launched, while the device computes it: `finish` waits for the copies. What the step writes to pages that are
+saved follows their gathering, for which the main stream waits. Layers of pages that the step computes, whose
+readers wait for them, are written by a thread as soon as they are staged.
 """
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -29,6 +35,23 @@ class LayerLoads:
         torch.npu.current_stream().wait_event(self._events[layer])
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A save under way."""
+
+    pages: np.ndarray  # on the device
+    hosts: np.ndarray
+    staged: list[tuple[Tensor, np.ndarray]]  # page-locked memory, and the host pages of one cache
+    is_read: torch.npu.Event  # the pages may be overwritten
+    is_staged: torch.npu.Event
+
+    def write(self) -> None:
+        """Waits for the page-locked memory, and writes it to the host pages."""
+        self.is_staged.synchronize()
+        for locked, memory in self.staged:
+            memory[self.hosts] = locked.view(torch.uint8).numpy()
+
+
 class AscendPageCopier:
     """PageCopier (devices/page_copies.py) of one NPU."""
 
@@ -40,35 +63,49 @@ class AscendPageCopier:
         ]
         self._limits = len(kv[0][0]) // page_size, host.num_pages
         self._stream = torch.npu.Stream()
+        self._saving: list[Saving] = []  # of the step that is being launched
         self._thread = ThreadPoolExecutor(
             1, "saves", initializer=partial(torch.npu.set_device, torch.npu.current_device())
         )
-        self._saving: list[Future[None]] = []
+        self._told: list[Future[None]] = []  # saves of layers that the thread writes
 
     def save(self, pages: np.ndarray, hosts: np.ndarray) -> None:
-        """Copies device pages to host pages; waits for the copies."""
-        self.save_layers(range(len(self._layers)), pages, hosts, None)
+        """Begins to copy device pages to host pages."""
+        self._saving.append(self._begin(range(len(self._layers)), pages, hosts))
 
     def save_layers(
         self, layers: range, pages: np.ndarray, hosts: np.ndarray, done: Callable[[], None] | None
     ) -> None:
-        """Copies some layers; waits for the copies where `done` is None."""
+        """Begins to copy some layers; where `done` is given, a thread calls it when they are written."""
+        saving = self._begin(layers, pages, hosts)
+        if done is None:
+            self._saving.append(saving)
+        else:
+            self._told.append(self._thread.submit(_write, saving, done))
+
+    def _begin(self, layers: range, pages: np.ndarray, hosts: np.ndarray) -> Saving:
         self._check(pages, hosts)
         staged = []
         with self._on_copy_stream():
             index = torch.from_numpy(pages.astype(np.int64)).to(self._layers[0][0][0].device)
-            for cache, memory in (pair for layer in layers for pair in self._layers[layer]):
-                locked = torch.empty(len(pages), cache.shape[1], dtype=cache.dtype, pin_memory=True)
-                locked.copy_(cache.index_select(0, index), non_blocking=True)
+            gathered = [
+                (cache.index_select(0, index), memory)
+                for layer in layers
+                for cache, memory in self._layers[layer]
+            ]
+            is_read = self._stream.record_event()
+            for rows, memory in gathered:
+                locked = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+                locked.copy_(rows, non_blocking=True)
                 staged.append((locked, memory))
-            copied = self._stream.record_event()
-        if done is None:
-            return _scatter(staged, hosts, copied, None)
-        self._saving.append(self._thread.submit(_scatter, staged, hosts, copied, done))
+            return Saving(pages, hosts, staged, is_read, self._stream.record_event())
 
     def load(self, hosts: np.ndarray, pages: np.ndarray) -> LayerLoads:
-        """Begins to copy host pages to device pages, layer by layer."""
+        """Begins to copy host pages to device pages, layer by layer. Waits for saves that write these host
+        pages."""
         self._check(pages, hosts)
+        if any(np.isin(hosts, saving.hosts).any() for saving in self._saving):
+            self._complete()
         events = []
         with self._on_copy_stream():
             torch_device = self._layers[0][0][0].device
@@ -81,19 +118,30 @@ class AscendPageCopier:
         return LayerLoads(events)
 
     def overwrite(self, pages: np.ndarray) -> None:
-        """Nothing to do: saves are complete when `save` returns."""
+        """Lets the main stream wait until saves under way have read these pages."""
+        for saving in self._saving:
+            if np.isin(pages, saving.pages).any():
+                torch.npu.current_stream().wait_event(saving.is_read)
 
     def finish(self, *, is_alone: bool) -> None:
-        """Lets the main stream wait for all copies, and the host for saves of layers."""
-        for save in self._saving:
-            save.result()
-        self._saving = []
+        """Writes what the step has saved to host memory, and lets the main stream wait for all copies."""
+        self._complete()
         torch.npu.current_stream().wait_stream(self._stream)
 
     def close(self) -> None:
         """Waits for all copies."""
+        self._complete()
         self._stream.synchronize()
         self._thread.shutdown()
+
+    def _complete(self) -> None:
+        """Waits for the saves under way, and writes them to host memory."""
+        saves, self._saving = self._saving, []
+        for saving in saves:
+            saving.write()
+        told, self._told = self._told, []
+        for written in told:
+            written.result()
 
     def _on_copy_stream(self) -> torch.npu.StreamContext:
         """Runs what follows on the stream of copies, after the work that the main stream has so far."""
@@ -109,15 +157,6 @@ class AscendPageCopier:
                 )
 
 
-def _scatter(
-    staged: list[tuple[Tensor, np.ndarray]],
-    hosts: np.ndarray,
-    copied: torch.npu.Event,
-    done: Callable[[], None] | None,
-) -> None:
-    """Waits for what is on its way to page-locked memory, and writes it to host pages."""
-    copied.synchronize()
-    for locked, memory in staged:
-        memory[hosts] = locked.view(torch.uint8).numpy()
-    if done is not None:
-        done()
+def _write(saving: Saving, done: Callable[[], None]) -> None:
+    saving.write()
+    done()

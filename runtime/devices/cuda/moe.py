@@ -66,11 +66,13 @@ class CudaExperts:
         weights: Tensor,
         packed: ExpertWeights,
         added: Callable[[], Tensor],
+        first: int | None = None,
     ) -> Tensor:
-        """See AddingExperts.apply_added."""
+        """See AddingExperts.apply_added. To the bit as one after the other."""
         if self.fusion == "off" or expert_ids.numel() == 0:
-            return self.apply(x, expert_ids, weights, packed).add_(added())
-        return self._sum(x, expert_ids, weights, packed, added)
+            return self.apply(x, expert_ids, weights, packed, first).add_(added())
+        own = expert_ids - first if first else expert_ids
+        return self._sum(x, own, weights, packed, added)
 
     def _sum(
         self,

@@ -197,8 +197,8 @@ class SparseFeedForward(Layer):
             ids = self.table.places(ids)
         experts, start = self.device.experts, self.local.start
         if shared is not None and isinstance(experts, AddingExperts):
-            own = ids - start if start else ids
-            return sum_of_ranks(self.device, experts.apply_added(x, own, weights, self.packed, shared))
+            out = experts.apply_added(x, ids, weights, self.packed, shared, start)
+            return sum_of_ranks(self.device, out)
         out = add_shared(experts.apply(x, ids, weights, self.packed, start), shared)
         return sum_of_ranks(self.device, out)
 

@@ -1,8 +1,9 @@
-"""--quantization-param-path: the scales of an fp8 cache, as a JSON file. Torch-free.
+"""--quantization-param-path: the scales of a cache of 8 bits, as a JSON file. Torch-free.
 
     {"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.02, "1": 0.03}}}}
 
-`scaling_factor` has for each rank (of tensor parallelism) and layer one scale, of keys and values.
+`dtype` is that of the cache, float8_e4m3fn or int8. `scaling_factor` has for each rank (of tensor
+parallelism) and layer one scale, of keys and values.
 """
 
 from pathlib import Path
@@ -23,9 +24,15 @@ class _File(Struct):
     kv_cache: _Cache
 
 
-def read_cache_scales(path: str, num_ranks: int, num_layers: int) -> tuple[tuple[float, ...], ...]:
-    """For each rank, the scale of each layer. Raises ModelError for a file of another form, another number of
-    ranks or layers, or scales that are not positive."""
+# dtype of a cache -> what files call it
+NAMES = {"fp8_e4m3": ("float8_e4m3fn", "float8_e4m3"), "int8": ("int8",)}
+
+
+def read_cache_scales(
+    path: str, num_ranks: int, num_layers: int, kv_dtype: str = "fp8_e4m3"
+) -> tuple[tuple[float, ...], ...]:
+    """For each rank, the scale of each layer. Raises ModelError for a file of another form, for a cache of
+    another dtype, another number of ranks or layers, or scales that are not positive."""
     try:
         cache = msgspec.json.decode(read_regular(Path(path)), type=_File, strict=False).kv_cache
     except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
@@ -33,8 +40,10 @@ def read_cache_scales(path: str, num_ranks: int, num_layers: int) -> tuple[tuple
             f"--quantization-param-path {path} cannot be read: {error}; give a JSON file with "
             "kv_cache.scaling_factor, or leave it out"
         ) from None
-    if cache.dtype not in ("float8_e4m3fn", "float8_e4m3"):
-        raise ModelError(f"--quantization-param-path {path} is for {cache.dtype}, not for float8_e4m3fn")
+    if cache.dtype not in NAMES[kv_dtype]:
+        raise ModelError(
+            f"--quantization-param-path {path} is for {cache.dtype}, not for {NAMES[kv_dtype][0]}"
+        )
     ranks, layers = set(range(num_ranks)), set(range(num_layers))
     if set(cache.scaling_factor) != ranks or any(set(one) != layers for one in cache.scaling_factor.values()):
         raise ModelError(

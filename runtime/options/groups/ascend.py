@@ -8,7 +8,7 @@ from runtime.devices.ascend.soc import SOCS, expert_layout
 from runtime.devices.ascend.soc import Name as SocName
 from runtime.devices.facts import DeviceFacts
 from runtime.options.compat.environment import RANK_VARIABLES
-from runtime.options.declare import Auto, Count, Derived, Group, option
+from runtime.options.declare import Auto, Count, Derived, Group, Whole, option
 from runtime.options.facts import MachineFacts, ModelFacts
 
 
@@ -65,6 +65,20 @@ class Ascend(Group, frozen=True, kw_only=True):
     npu_nz_cache: A[
         bool, option("Keep latents in the NZ layout; goes with --npu-mla-prolog.", devices=("npu",))
     ] = False
+    npu_int8_index: A[
+        bool,
+        option(
+            "Keep index keys of sparse latent attention (DeepSeek V3.2) in 8 bits, with a scale for each.",
+            devices=("npu",),
+        ),
+    ] = False
+    npu_prefetch_mb: A[
+        Whole,
+        option(
+            "Megabytes of the next weight that go to the L2 cache while ranks exchange; 0: none.",
+            devices=("npu",),
+        ),
+    ] = 0
     npu_multi_stream: A[
         bool, option("Compute shared and routed experts on two streams.", devices=("npu",))
     ] = False

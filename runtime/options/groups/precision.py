@@ -61,16 +61,17 @@ class Precision(Group, frozen=True, kw_only=True):
     quantization_param_path: A[
         str | None,
         option(
-            "JSON file with the scales of an fp8_e4m3 cache, by rank and layer.",
+            "JSON file with the scales of an fp8_e4m3 or int8 cache, by rank and layer.",
             note="they take the place of those in the checkpoint",
         ),
     ] = None
     kv_cache_dtype: A[
-        Literal["auto", "fp8_e5m2", "fp8_e4m3", "bf16", "bfloat16", "fp4_e2m1"],
+        Literal["auto", "fp8_e5m2", "fp8_e4m3", "int8", "bf16", "bfloat16", "fp4_e2m1"],
         option(
             "Type of keys and values in the cache; auto is that of the activations.",
             later=("fp4_e2m1",),
-            note="fp8 halves the pages of a bfloat16 model; numbers are stored unscaled and saturate",
+            note="fp8 halves the pages of a bfloat16 model; numbers are stored unscaled and saturate. int8: "
+            "npu, with the scales of --quantization-param-path",
         ),
     ] = "auto"
     enable_fp32_lm_head: A[
@@ -131,7 +132,7 @@ class PrecisionPlan(Precision, frozen=True, kw_only=True):
     """Number formats in force."""
 
     dtype: str  # float32, bfloat16 or float16; auto: that of the weights, where config.json names none
-    kv_cache_dtype: str  # bfloat16, fp8_e4m3 or fp8_e5m2; otherwise the dtype of the activations
+    kv_cache_dtype: str  # bfloat16, fp8_e4m3, fp8_e5m2 or int8; otherwise the dtype of the activations
 
 
 # words that stand for other values

@@ -41,8 +41,21 @@ def dtype_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | Non
     return None
 
 
+SCALED = ("fp8_e4m3", "int8")  # dtypes of a cache with scales
+
+
 def kv_dtype_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """The device can keep keys and values in the wanted dtype."""
+    """The device can keep keys and values in the wanted dtype, and int8 has scales."""
+    if plan.precision.kv_cache_dtype == "int8":
+        if not device.has_int8_kv or model.mla is not None:
+            what = "latent attention (MLA)" if model.mla is not None else device.name
+            return f"--kv-cache-dtype int8 is not possible with {what}; leave it out"
+        if plan.precision.quantization_param_path is None:
+            return (
+                "--kv-cache-dtype int8 needs the scales of the cache; give --quantization-param-path, or "
+                "leave it out"
+            )
+        return None
     if not device.has_kv_dtypes and plan.precision.kv_cache_dtype != plan.precision.dtype:
         return (
             f"--kv-cache-dtype {plan.precision.kv_cache_dtype} is not possible on {device.name}, which "
@@ -61,13 +74,16 @@ def schemes_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | N
 
 
 def cache_scales_have_a_use(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Scales of a cache are for one of 8-bit floats that holds keys and values."""
+    """Scales of a cache are for one of 8 bits that holds keys and values."""
     if plan.precision.quantization_param_path is None:
         return None
     if model.mla is not None:
         return "--quantization-param-path has no use with latent attention (MLA); leave it out"
-    if plan.precision.kv_cache_dtype != "fp8_e4m3":
-        return "--quantization-param-path has scales for --kv-cache-dtype fp8_e4m3; add that, or leave it out"
+    if plan.precision.kv_cache_dtype not in SCALED:
+        return (
+            f"--quantization-param-path has scales for --kv-cache-dtype {' or '.join(SCALED)}; add that, or "
+            "leave it out"
+        )
     return None
 
 

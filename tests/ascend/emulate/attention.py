@@ -146,6 +146,11 @@ def compute(score: Score) -> tuple[Tensor, Tensor]:
     start = 0
     for index, q in enumerate(queries):
         k, v = keys(score, score.key, index), keys(score, score.value, index)
+        if score.key_antiquant_scale is not None and score.value_antiquant_scale is not None:
+            k, v = (
+                k.float() * score.key_antiquant_scale.float(),
+                v.float() * score.value_antiquant_scale.float(),
+            )
         if ropes is not None:
             assert score.key_rope is not None
             q, k = torch.cat((q, ropes[index]), -1), torch.cat((k, keys(score, score.key_rope, index)), -1)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.ascend.emulate.experts import garbage
-from tests.ascend.emulate.linears import quantised_rows
+from tests.ascend.emulate.norms import quantised_rows
 from tests.ascend.emulate.queue import library
 from tests.ascend.emulate.table import (
     need,

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from tests.ascend.emulate.linears import quantised_rows
-from tests.ascend.emulate.norms import FLOATS
+from tests.ascend.emulate.norms import FLOATS, quantised_rows
 from tests.ascend.emulate.table import need, need_dtype, need_shape, need_values, operator
 
 
@@ -252,8 +251,12 @@ def finalize_routing(
     choices = scales.shape[1] if scales is not None else k or 1
     need(row_idx.numel() % choices == 0, f"{row_idx.numel()} rows for {choices} choices")
     tokens = row_idx.numel() // choices
-    for name, tensor in (("scales", scales), ("skip1", skip1), ("skip2", skip2), ("bias", bias)):
+    for name, tensor in (("skip1", skip1), ("skip2", skip2), ("bias", bias)):
         need(tensor is None or tensor.dtype == rows.dtype, f"{name} has another dtype than the rows")
+        need(name == "bias" or tensor is None or tensor.shape == (tokens, rows.shape[1]), f"{name}: shape")
+    # bfloat16 rows with float32 scales: moe_finalize_routing_v2_def.cpp of ops-transformer (c29bc10)
+    wide = (torch.float32,) if rows.dtype == torch.bfloat16 else ()
+    need(scales is None or scales.dtype in (rows.dtype, *wide), "scales has another dtype than the rows")
     need(scales is None or scales.shape[0] == tokens, "scales have a row for each token")
     need_values(
         lambda: ((row_idx >= least) & (row_idx < rows.shape[0])).all(),

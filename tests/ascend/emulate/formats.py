@@ -27,6 +27,7 @@ READERS = (
     "aten::copy_",
     "aten::_to_copy",
     "aten::clone",
+    "npu::npu_prefetch",
 )  # a copy converts, which is right for loading
 # c0; int32 holds eight int4
 LANES = {torch.int8: 32, torch.float16: 16, torch.bfloat16: 16, torch.float32: 16, torch.int32: 8}

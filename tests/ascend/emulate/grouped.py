@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.ascend.emulate.experts import garbage
-from tests.ascend.emulate.linears import HALVES, dtype_of, nibbles, quantised_rows, rounded, scale_values
+from tests.ascend.emulate.linears import HALVES, dtype_of, nibbles, rounded, scale_values
 from tests.ascend.emulate.memory import NZ, format_of
-from tests.ascend.emulate.norms import FLOATS
+from tests.ascend.emulate.norms import FLOATS, quantised_rows
 from tests.ascend.emulate.table import Limits, need, need_dtype, need_shape, need_values, operator
 
 LIMIT = 65536  # of last dimensions, exclusive

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.ascend.emulate.norms import quantised_rows
 from tests.ascend.emulate.table import Limits, need, need_dtype, need_half, need_shape, need_values, operator
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -39,12 +40,6 @@ def dtype_of(number: Any, default: torch.dtype) -> torch.dtype:
 def rounded(values: Tensor) -> Tensor:
     """Values as int8, saturated."""
     return values.round().clamp(-128, 127).to(torch.int8)
-
-
-def quantised_rows(values: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 with a scale for each row."""
-    scale = values.abs().amax(-1) / 127.0
-    return rounded(values / scale.clamp_min(1e-30)[..., None]), scale
 
 
 @operator("npu::npu_dynamic_quant")
@@ -305,3 +300,11 @@ def transpose_batchmatmul(
         "k (times batch, where input is transposed) is below 65536",
     )
     return (left.float() @ weight.float()).permute(last).contiguous().to(x.dtype)
+
+
+@operator("npu::npu_prefetch")
+def prefetch(weight: Tensor, dependency: Tensor | None, max_size: int, offset: int = 0) -> None:
+    """npu_prefetch, which computes nothing. Limits: op-plugin's document (517f2e7)."""
+    need(weight.numel() > 0, "input is empty")
+    need(max_size > 0, f"max_size {max_size} is above 0")
+    need(0 <= offset < weight.nbytes, f"offset {offset}, within {weight.nbytes} bytes")

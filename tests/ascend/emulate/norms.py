@@ -4,9 +4,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.ascend.emulate.table import need, need_contiguous, need_dtype, need_half, need_strictly, operator
+from tests.ascend.emulate.table import (
+    need,
+    need_contiguous,
+    need_dtype,
+    need_half,
+    need_strictly,
+    need_unused,
+    operator,
+)
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def quantised_rows(values: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 with a scale for each row: the largest absolute value is 127."""
+    scale = values.abs().amax(-1) / 127.0
+    codes = (values / scale.clamp_min(1e-30)[..., None]).round().clamp(-128, 127)
+    return codes.to(torch.int8), scale
 
 
 def normed(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -65,6 +80,34 @@ def add_rms_norm_cast(
     total = x1 + x2
     y, rstd = normed(total, gamma, epsilon)
     return y.float(), y, rstd, total
+
+
+@operator("npu::npu_add_rms_norm_dynamic_quant")
+def add_rms_norm_dynamic_quant(
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    *,
+    smooth_scale1: Tensor | None = None,
+    smooth_scale2: Tensor | None = None,
+    beta: Tensor | None = None,
+    epsilon: float = 1e-6,
+    output_mask: list[bool] | None = None,
+    y_dtype: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """npu_add_rms_norm, its result as int8 with a scale for each row. Limits: op-plugin's document
+    (517f2e7)."""
+    need(x1.shape == x2.shape and x1.dtype == x2.dtype, "x1 and x2 differ in shape or dtype")
+    need_half(x1=x1)
+    need(2 <= x1.dim() <= 8, f"x1 has {x1.dim()} dimensions: 2 to 8")
+    need(gamma.dtype == x1.dtype and gamma.dim() == 1, f"gamma is {gamma.dtype}, x1 {x1.dtype}; it is 1-D")
+    check_gamma(x1, gamma)
+    need_unused(smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta, y_dtype=y_dtype)
+    need(list(output_mask or []) == [True, False], "emulated: output_mask [True, False]")
+    total = x1 + x2
+    rstd = total.float().square().mean(-1, keepdim=True).add(epsilon).rsqrt()
+    codes, scale = quantised_rows(total.float() * rstd * gamma.float())
+    return codes, torch.empty(0, dtype=torch.int8), total, scale, torch.empty(0)
 
 
 @operator("npu::npu_swiglu")

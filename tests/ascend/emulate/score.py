@@ -1,9 +1,8 @@
 """The arguments of npu_fused_infer_attention_score and their documented limits.
 
-Sources: the wheel's own docstrings of both forms (torch_npu 2.13.0, _op_plugin_docs.py), named [v1] and [v2]
-below. Where they contradict what engines run in production, the engines win and the place says so:
-[vllm-ascend] is its attention_v1.py. [pfa] is the tiling of prompts in CANN's public ops-transformer
-repository, prompt_flash_attention_tiling.cpp, which says more than the docstrings.
+Sources: the wheel's docstrings of both forms (torch_npu 2.13.0, _op_plugin_docs.py), named [v1] and [v2].
+Where they contradict what engines run in production, the engines win: [vllm-ascend] is its attention_v1.py.
+[pfa] is the tiling of prompts in CANN's ops-transformer repository, prompt_flash_attention_tiling.cpp.
 """
 
 from dataclasses import dataclass, fields
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.ascend.emulate.int8_keys import check_int8
 from tests.ascend.emulate.table import Limits, need, need_contiguous, need_dtype, need_half, need_strictly
 
 BATCHED = ("BSH", "BSND", "BNSD")
@@ -63,6 +63,8 @@ class Score:
     sparse_mode: int = 0
     block_size: int = 0
     softmax_lse_flag: bool = False
+    key_antiquant_scale: Tensor | None = None
+    value_antiquant_scale: Tensor | None = None
 
     @classmethod
     def of(cls, query: Tensor, key: Any, value: Any, version: int, arguments: dict[str, Any]) -> "Score":
@@ -160,8 +162,18 @@ def rising(ends: list[int]) -> bool:
 
 def check_tensors(score: Score) -> None:
     """Limits of dtypes and dimensions."""
-    need_half(query=score.query, key=score.key, value=score.value)
-    need(score.query.dtype == score.key.dtype == score.value.dtype, "query, key and value differ in dtype")
+    need_half(query=score.query)
+    if score.key.dtype == torch.int8:
+        check_int8(score)
+    else:
+        need_half(key=score.key, value=score.value)
+        need(
+            score.query.dtype == score.key.dtype == score.value.dtype, "query, key and value differ in dtype"
+        )
+        need(
+            score.key_antiquant_scale is None and score.value_antiquant_scale is None,
+            "antiquant scales are for keys in int8",
+        )
     need_contiguous(
         query=score.query,
         key=score.key,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.ascend.emulate.attention import attend, paged_tokens
 from tests.ascend.emulate.table import (
+    Limits,
     need,
     need_contiguous,
     need_dtype,
@@ -70,6 +71,23 @@ def seen_keys(mode: int, queries: int, length: int) -> Tensor:
     return every if mode == 0 else (torch.arange(queries) + 1 + length - queries).clamp(0, length)
 
 
+def best_positions(
+    query: Tensor, key: Tensor, weights: Tensor, where: list[tuple[slice, int, Tensor]], count: int, mode: int
+) -> Tensor:
+    """Of each query the positions of the `count` keys with the largest sum over heads of weight * relu(q k),
+    then -1: int32 [T, 1, count]. `where`: of `sequences`."""
+    found = torch.full((query.shape[0], 1, count), -1, dtype=torch.int32)
+    for rows, length, pages in where:
+        keys = paged_tokens(key.flatten(2), pages, length, 1)[:, 0].float()
+        scores = (
+            torch.einsum("snd,td->snt", query[rows].float(), keys).relu() * weights[rows].float()[..., None]
+        ).sum(1)
+        for at, visible in enumerate(seen_keys(mode, scores.shape[0], length).tolist()):
+            best = scores[at, :visible].sort(dim=-1, descending=True, stable=True).indices[:count]
+            found[rows.start + at, 0, : best.numel()] = best.to(torch.int32)
+    return found
+
+
 @operator("npu::npu_lightning_indexer")
 def lightning_indexer(
     query: Tensor,
@@ -114,18 +132,71 @@ def lightning_indexer(
     )
     need_strictly(query.shape[2] == 128, f"head size {query.shape[2]}: 128")
     need_shape("weights", weights, *query.shape[:2])
-    found = torch.full((query.shape[0], 1, sparse_count), -1, dtype=torch.int32)
-    for rows, length, pages in sequences(
-        query, actual_seq_lengths_query, actual_seq_lengths_key, block_table, key.shape[1]
-    ):
-        keys = paged_tokens(key.flatten(2), pages, length, 1)[:, 0].float()
-        scores = (
-            torch.einsum("snd,td->snt", query[rows].float(), keys).relu() * weights[rows].float()[..., None]
-        ).sum(1)
-        for at, visible in enumerate(seen_keys(sparse_mode, scores.shape[0], length).tolist()):
-            best = scores[at, :visible].sort(dim=-1, descending=True, stable=True).indices[:sparse_count]
-            found[rows.start + at, 0, : best.numel()] = best.to(torch.int32)
+    where = sequences(query, actual_seq_lengths_query, actual_seq_lengths_key, block_table, key.shape[1])
+    found = best_positions(query, key, weights, where, sparse_count, sparse_mode)
     return found, torch.empty(0, dtype=query.dtype)
+
+
+@operator("npu::npu_quant_lightning_indexer")
+def quant_lightning_indexer(
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    query_dequant_scale: Tensor,
+    key_dequant_scale: Tensor,
+    query_quant_mode: int,
+    key_quant_mode: int,
+    *,
+    actual_seq_lengths_query: Tensor | None = None,
+    actual_seq_lengths_key: Tensor | None = None,
+    block_table: Tensor | None = None,
+    layout_query: str = "BSND",
+    layout_key: str = "BSND",
+    sparse_count: int = 2048,
+    sparse_mode: int = 3,
+    **rest: Any,
+) -> Tensor:
+    """npu_lightning_indexer for int8 queries and keys with a scale for each token and head."""
+    need(set(rest.values()) <= {None, UNLIMITED}, f"not emulated: {rest}")
+    need(query_quant_mode == key_quant_mode == 0, "quant modes are 0")
+    need_dtype("query", query, torch.int8)
+    need_dtype("key", key, torch.int8)
+    halves = (torch.float16,) if Limits.strict else (torch.float16, torch.float32)
+    for name, scale in (
+        ("weights", weights),
+        ("query_dequant_scale", query_dequant_scale),
+        ("key_dequant_scale", key_dequant_scale),
+    ):
+        need_dtype(name, scale, *halves)
+    need(1 <= sparse_count <= 2048, f"sparse_count {sparse_count}: 1 .. 2048")
+    need(sparse_mode in (0, 3), f"sparse_mode {sparse_mode}: 0 or 3")
+    need(
+        (layout_query, layout_key) == ("TND", "PA_BSND"), "emulated: layout_query TND and layout_key PA_BSND"
+    )
+    need(
+        query.dim() == 3 and key.dim() == 4 and key.shape[2:] == (1, query.shape[2]),
+        "query is (tokens, heads, 128), key (pages, page size, 1, 128)",
+    )
+    need(query.shape[1] <= 64, f"{query.shape[1]} heads: at most 64")
+    need_strictly(query.shape[2] == 128, f"head size {query.shape[2]}: 128")
+    need_contiguous(query=query, key=key, weights=weights)
+    need_shape("weights", weights, *query.shape[:2])
+    need_contiguous(query_dequant_scale=query_dequant_scale, key_dequant_scale=key_dequant_scale)
+    need_shape("query_dequant_scale", query_dequant_scale, *query.shape[:2])
+    need_shape("key_dequant_scale", key_dequant_scale, *key.shape[:3])
+    need_values(
+        lambda: (weights.float() * query_dequant_scale.float()).abs().max() <= torch.finfo(torch.float16).max,
+        "weights times query_dequant_scale are beyond float16",
+    )
+    where = sequences(query, actual_seq_lengths_query, actual_seq_lengths_key, block_table, key.shape[1])
+    return best_positions(
+        query.float() * query_dequant_scale.float()[..., None],
+        key.float() * key_dequant_scale.float()[..., None],
+        weights,
+        where,
+        sparse_count,
+        sparse_mode,
+    )
 
 
 @operator("npu::npu_sparse_flash_attention")
