@@ -1,8 +1,11 @@
-"""The cost model counts what models hold: every weight is read once in a step of one token."""
+"""The cost model counts what models hold: every weight is read once in a step of one token. Its layouts are
+ones that this runtime takes, and its table is that of docs/ascend.md."""
+
+from pathlib import Path
 
 import pytest
 
-from bench.ascend_model import REFERENCES, Reference, predict, seconds
+from bench.ascend_model import HALVES, REFERENCES, Reference, predict, seconds
 from bench.ascend_operators import (
     A3,
     LAUNCHES,
@@ -16,7 +19,10 @@ from bench.ascend_operators import (
     step,
 )
 from bench.shapes import shape
+from runtime.options.facts import DEVICES, MachineFacts
 from runtime.options.model_sizes import qk_norm_count, weight_count
+from runtime.options.parse import from_values
+from runtime.options.resolve import resolve
 
 
 def matrix_bytes(operators: list[Operator]) -> float:
@@ -80,3 +86,45 @@ def test_small_launches_and_the_host_count() -> None:
     shared = decode_step(model, layout, Load(tokens=4, context=1000, queries=4))
     reads = [o.num_bytes for o in operators + shared if o.name == "npu_fused_infer_attention_score"]
     assert reads[0] == reads[1], "the queries of a sequence share what they read"
+
+
+@pytest.mark.parametrize(
+    "reference", REFERENCES, ids=lambda reference: f"{reference.model}-{reference.prompt}"
+)
+def test_this_runtime_takes_the_layout(reference: Reference) -> None:
+    """The dies of a row as ranks: attention groups, experts spread over all, drafts; on as many servers."""
+    model, layout = shape(reference.model), reference.layout
+    dies = 2 * reference.decode_cards
+    groups = dies // layout.attention_ranks
+    length = reference.prompt + reference.output
+    values: dict[str, object] = {"device": "npu", "tensor_parallel_size": dies, "context_length": length}
+    values |= {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": reference.drafts + 1}
+    if groups > 1:
+        values |= {"data_parallel_size": groups, "enable_dp_attention": True}
+    if layout.expert_ranks > 1:
+        assert layout.expert_ranks == dies
+        values |= {"expert_parallel_size": dies, "moe_a2a_backend": "deepep", "deepep_mode": "low_latency"}
+    if dies > 16:  # of a server
+        values |= {"nnodes": dies // 16, "dist_init_addr": "10.0.0.1:5000"}
+    plan = resolve(
+        from_values(values), model, DEVICES["npu"], MachineFacts(cores=8, memory_bytes=2**36, entropy=1)
+    )
+    assert plan.parallel.num_ranks == dies
+    # of the published recipes those of two servers compute prompts elsewhere
+    assert (reference.lacks == HALVES) == (reference.decode_cards < reference.cards)
+
+
+def test_the_documents_have_its_table() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "ascend.md").read_text()
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+    shown = [
+        [float(cell.replace(" ms", "")) for cell in cells[1:]]
+        for cells in lines
+        if len(cells) == 9 and " + " in cells[0] and "ms" in cells[3]
+    ]
+    keys = ("bound_ms", "step_ms", "drafts", "verify_ms", "published_tpot_ms", "tokens_needed")
+    assert len(shown) == len(REFERENCES)
+    for (dies, sequences, *figures), reference in zip(shown, REFERENCES, strict=True):
+        row = predict(reference, A3, Reach())
+        assert dies == row["dies"] and sequences == pytest.approx(row["sequences_a_die"], abs=0.5)
+        assert figures == pytest.approx([row[key] for key in keys], abs=0.06)

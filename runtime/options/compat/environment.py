@@ -100,6 +100,18 @@ ENVIRONMENT: tuple[EnvironmentSetting, ...] = (
         "int8 on the way to experts",
         "1",
     ),
+    *(
+        _option(
+            name,
+            "none: an exchange of a prompt has the tokens that --chunked-prefill-size gives a step",
+            "long prompts are exchanged in rounds",
+        )
+        for name in (
+            "DEEPEP_NORMAL_LONG_SEQ_ROUND",
+            "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS",
+            "DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ",
+        )
+    ),
     _rank(
         "TASK_QUEUE_ENABLE", "how kernels are queued: 2 for prompts, 0 where graphs are replayed", "2 or 0"
     ),
@@ -126,6 +138,11 @@ ENVIRONMENT: tuple[EnvironmentSetting, ...] = (
         "ASCEND_MF_STORE_URL",
         "none: there is no store of MemFabric, and --disaggregation-transfer-backend tcp needs none",
         "where both halves find pages",
+    ),
+    _option(
+        "ASCEND_MF_TRANSFER_PROTOCOL",
+        "none: there is no MemFabric; --disaggregation-transfer-backend chooses how pages travel",
+        "how MemFabric carries pages",
     ),
     _option(
         "SGLANG_NPU_FUSED_MOE_MODE",

@@ -61,12 +61,12 @@ class Invocation(Struct, frozen=True, kw_only=True):
 def find(words: Sequence[str]) -> Invocation:
     """The command among `words` that starts a server. Raises OptionsError if there is none, or one that
     starts no server."""
-    clean = [word for word in words if not word or word.strip() not in ("", "\\")]
+    clean = _apart([word for word in words if not word or word.strip() not in ("", "\\")])
     clean = _substituted(clean)
     inside = container.read(clean)
     if inside is not None:
         clean = [*(f"{name}={value}" for name, value in inside.variables.items()), *inside.command]
-    clean = _unwrapped(clean)
+    clean = _apart(_unwrapped(clean))
     start, system, subcommands = _command(clean)
     after = clean[start + 1 :]
     after = after[: next((i for i, word in enumerate(after) if word in SHELL), len(after))]
@@ -77,6 +77,15 @@ def find(words: Sequence[str]) -> Invocation:
         container=inside,
         notes=(ROUTER_NOTE,) if clean[start].startswith("sglang_router") else (),
     )
+
+
+def _apart(words: list[str]) -> list[str]:
+    """The words, with a `;` at the end of one as a word of its own, as a shell has it: `export A=1;`."""
+    return [
+        part
+        for word in words
+        for part in ([word[:-1], ";"] if len(word) > 1 and word.endswith(";") else [word])
+    ]
 
 
 def _substituted(words: list[str]) -> list[str]:

@@ -25,6 +25,8 @@ from runtime.options.declare import Value
 from runtime.options.table import Row, by_flag, canonical
 
 SAMPLING = "--preferred-sampling-params"
+# limits that SGLang has for all attention groups together, and this runtime for each
+OF_ALL_GROUPS = ("--max-running-requests", "--chunked-prefill-size")
 PLAIN_VARIABLE = re.compile(r"[\w@%+=:,./~-]*(\$(\w+|\{\w+\})[\w@%+=:,./-]*)+")
 
 
@@ -181,6 +183,7 @@ def _complete(collector: _Collector) -> None:
     if "--model-path" not in settings:
         notes.append("no model is named: without --model-path the small one inside this package answers")
     _divide_context(collector)
+    _divide_among_groups(collector)
     _name_next_token_layers(collector)
 
 
@@ -204,6 +207,19 @@ def _divide_context(collector: _Collector) -> None:
         if str(total).isdigit() and str(slots).isdigit() and 1 < int(slots) <= int(total):
             settings["--context-length"] = str(int(total) // int(slots))
             collector.notes.append(f"--context-length is that of one sequence: {total} divided by {slots}")
+
+
+def _divide_among_groups(collector: _Collector) -> None:
+    """SGLang divides some limits by the number of attention groups, where there are several."""
+    settings, groups = collector.settings, str(collector.settings.get("--data-parallel-size", ""))
+    has_groups = collector.invocation.system == "sglang" and settings.get("--enable-dp-attention") is True
+    if not has_groups or not groups.isdigit() or int(groups) < 2:
+        return
+    for flag in OF_ALL_GROUPS:
+        total = str(settings.get(flag, ""))
+        if total.isdigit():
+            settings[flag] = str(max(1, int(total) // int(groups)))
+            collector.notes.append(f"{flag} is that of one attention group: {total} divided by {groups}")
 
 
 def _model(name: str, system: System, notes: list[str]) -> str:
