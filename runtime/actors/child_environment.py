@@ -8,8 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.options.facts import MOST_OPEN_FILES
-
 # what NCCL shall do unless the operator or an option says otherwise, and why
 NCCL = {
     # it would register the buffers of captured collectives with all ranks and keep them so until the graphs
@@ -50,6 +48,8 @@ def environment(num_threads: int | None) -> dict[str, str]:
 def raise_open_files() -> int:
     """Lets this process and its children open as many files as the machine allows them. -> how many; at
     most MOST_OPEN_FILES are asked for"""
+    from runtime.options.facts import MOST_OPEN_FILES  # here, because it imports much
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:

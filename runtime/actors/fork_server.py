@@ -11,10 +11,8 @@ import socket
 import time
 from collections.abc import Sequence
 
-import msgspec
-
 from runtime.options.facts import device_facts
-from runtime.ranks.forks import MAX_REQUEST_BYTES, SYS_CLONE, ForkRequest
+from runtime.ranks.forks import SYS_CLONE, send_request
 
 ANSWER_S = 1.0  # for a fork, which takes some milliseconds; the event loop waits for it
 POLL_S = 0.001
@@ -93,11 +91,9 @@ class ForkServer:
         self._greet()
         if self._process is None or self._channel is None or environment != self._environment:
             return None
-        body = msgspec.json.encode(ForkRequest(list(arguments), list(fds)))
-        assert len(body) < MAX_REQUEST_BYTES
         self._channel.settimeout(ANSWER_S)
         try:
-            socket.send_fds(self._channel, [body], list(fds))
+            send_request(self._channel, arguments, fds)
             answer = int(self._channel.recv(64) or -1)
         except (OSError, TimeoutError):
             answer = -1

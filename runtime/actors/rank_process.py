@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from runtime.actors import child_environment
+from runtime.actors.early_process import EarlyProcess
 from runtime.actors.fork_server import ForkServer
 from runtime.actors.rank_replies import RankReplies
 from runtime.errors import RankDied, RingError, RuntimeFault
@@ -184,10 +185,12 @@ def spawn(
     reader: ring.Reader,
     replies: Replies,
     forks: ForkServer | None,
+    early: EarlyProcess | None,
 ) -> RankProcess:
     """Starts the process of a rank, which inherits its ends of the rings, `shared` descriptors and its own of
     `setup.host_fds` and `setup.state_fds`. `reader` reads `results`. `forks`: the fork server that it is
-    forked by, or makes; None: neither. Raises OSError."""
+    forked by, or makes; None: neither. `early`: the process that becomes rank 0, if it has the same
+    environment. Raises OSError."""
     index = launch.rank
     own_fds = [fd for fds in (setup.host_fds, setup.state_fds) for fd in fds[index : index + 1]]
     arguments = [
@@ -205,7 +208,8 @@ def spawn(
     ]
     environment = child_environment.environment(setup.num_threads) | setup.environment
     fds = [*plans.flat(), *results.flat(), *shared, *own_fds]
-    process = _start(launch, setup.device, arguments, environment, fds, forks)
+    is_early = early is not None and index == 0 and early.device == setup.device
+    process = _start(launch, setup.device, arguments, environment, fds, forks, early if is_early else None)
     return RankProcess(index, process, os.pidfd_open(process.pid), reader, replies)
 
 
@@ -216,21 +220,31 @@ def _start(
     environment: dict[str, str],
     fds: list[int],
     forks: ForkServer | None,
+    early: EarlyProcess | None,
 ) -> Process:
-    """Forks a rank, or starts it by exec; then the first one of a generation makes the fork server, if there
-    is to be one. Raises OSError."""
-    module, imports = "runtime.ranks.worker", ["--import", device]
+    """Forks a rank, or takes the early process for it, or starts it by exec; then the first one of a
+    generation makes the fork server, if there is to be one. Raises OSError."""
+    imports = ["--import", device]
     if launch.is_standby or launch.imports:
         arguments = arguments + imports
     if forks is None:
-        return child_environment.start_module(module, arguments, environment, fds)
+        return _execute(arguments, environment, fds, early)
     if (forked := forks.fork(arguments, environment, fds)) is not None:
         return forked
     makes_it = launch.rank == 0 and not launch.is_standby
     theirs = forks.offer(environment) if makes_it else None
     if theirs is None:
-        return child_environment.start_module(module, arguments, environment, fds)
+        return _execute(arguments, environment, fds, early)
     with theirs:
         end = theirs.fileno()
         arguments = [*arguments, *(() if launch.imports else imports), "--fork-server", str(end)]
-        return child_environment.start_module(module, arguments, environment, [*fds, end])
+        return _execute(arguments, environment, [*fds, end], early)
+
+
+def _execute(
+    arguments: list[str], environment: dict[str, str], fds: list[int], early: EarlyProcess | None
+) -> Process:
+    """A process with these arguments of ranks/worker.py. Raises OSError."""
+    if early is not None and (process := early.take(arguments, environment, fds)) is not None:
+        return process
+    return child_environment.start_module("runtime.ranks.worker", arguments, environment, fds)

@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
+from runtime.actors.early_process import EarlyProcess
 from runtime.actors.fork_server import ForkServer
 from runtime.actors.rank_process import Launch, RankProcess, Replies, spawn
 from runtime.errors import SpawnError
@@ -34,17 +35,20 @@ class RankProcesses:
         indices: range | None = None,
         shared: Sequence[int] = (),
         forks: ForkServer | None = None,
+        early: EarlyProcess | None = None,
     ) -> None:
         """`indices`: the ranks of this node; None: all. They inherit the descriptors `shared`, which stay the
         caller's. `imports`: ranks import the libraries of their device before they read a StartRank; standby
         ranks do so too, at low priority. `forks`: the fork server that they are forked by, or make; None:
-        neither. Raises SpawnError; nothing is left of processes and descriptors then."""
+        neither. `early`: the process that becomes rank 0, where it can. Raises SpawnError; nothing is left of
+        processes and descriptors then."""
         self.generation = generation
         self.ring_bytes = ring_bytes
         self.replies = replies or Replies(setup.num_ranks)
         self.ranks: list[RankProcess] = []
         self.has_start = False  # a StartRank was sent
         self.forks = forks
+        self._early = early
         self._setup = setup
         self._resources = ExitStack()
         self._indices = range(setup.num_ranks) if indices is None else indices
@@ -101,7 +105,9 @@ class RankProcesses:
         results = self._open_ring(1)
         reader = ring.Reader(results, self.generation)
         self._resources.callback(reader.close)
-        rank = spawn(launch, self._setup, plans, results, self._shared, reader, self.replies, self.forks)
+        rank = spawn(
+            launch, self._setup, plans, results, self._shared, reader, self.replies, self.forks, self._early
+        )
         self._resources.callback(os.close, rank.pidfd)
         self.ranks.append(rank)
 

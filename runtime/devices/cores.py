@@ -16,6 +16,13 @@ def usable_cores(cpus: Set[int] | None = None, root: Path = Path("/")) -> int:
     return max(1, len(cores) if limit is None else min(len(cores), int(limit)))
 
 
+def threads_of_rank(cores: int, num_ranks: int = 1) -> int:
+    """Threads of each of the ranks that share these cores; one core stays with the event loop where there are
+    enough."""
+    spare = 1 if cores > 2 * num_ranks else 0
+    return max(1, (cores - spare) // num_ranks)
+
+
 def _siblings(cpu: int, root: Path) -> str:
     """What the kernel calls the threads of this CPU's core; the CPU itself where it says nothing."""
     path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"

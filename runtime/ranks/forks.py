@@ -64,6 +64,25 @@ def take_descriptors(channel: int) -> socket.socket:
     return socket.socket(fileno=CHANNEL)
 
 
+def send_request(channel: socket.socket, arguments: Sequence[str], fds: Sequence[int]) -> None:
+    """Asks for a rank with these arguments and descriptors. Raises OSError."""
+    body = msgspec.json.encode(ForkRequest(list(arguments), list(fds)))
+    assert len(body) < MAX_REQUEST_BYTES
+    socket.send_fds(channel, [body], list(fds))
+
+
+def receive_arguments(channel: int) -> list[str] | None:
+    """What the one request of the socket `channel` asks this process to be: its arguments. It has the
+    request's descriptors then. None: the socket was closed."""
+    with socket.socket(fileno=channel) as end:
+        body, received, _, _ = socket.recv_fds(end, MAX_REQUEST_BYTES, MAX_FDS)
+    if not body:
+        return None
+    request = msgspec.json.decode(body, type=ForkRequest)
+    give_numbers(received, request.fds)
+    return request.arguments
+
+
 def serve_forks(channel: socket.socket) -> list[str] | None:
     """Answers requests. -> in each fork, its arguments; in the fork server None, when the socket was
     closed"""

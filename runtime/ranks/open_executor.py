@@ -6,9 +6,12 @@ of another device (null) offers `open_executor`.
 """
 
 import gc
-from collections.abc import Callable
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Protocol, cast
 
 from runtime.devices.executor import Executor
@@ -81,14 +84,40 @@ def import_device(name: str) -> None:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        module = _import_device(name)
-        if hasattr(module, "open_device"):
-            for needed in USED_BY_STARTS:
-                import_module(needed)
+        with reading_no_sources():
+            module = _import_device(name)
+            if hasattr(module, "open_device"):
+                for needed in USED_BY_STARTS:
+                    import_module(needed)
         gc.freeze()
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def reading_no_sources() -> Iterator[None]:
+    """Has `inspect` say file, line and module of a frame without reading source files meanwhile.
+
+    torch asks for these of its hundred operators that are written in Python, for messages, when it is
+    imported. For lines of text that torch does not use, and to be right about modules that were replaced,
+    `inspect` reads files and resolves the paths of all modules: a fifth of the calls of the whole import.
+    """
+    full_info, full_module = inspect.getframeinfo, inspect.getmodule
+
+    def frame_info(frame: FrameType, context: int = 1) -> inspect.Traceback:
+        return full_info(frame, context=0)
+
+    def module_of(asked: object, _filename: str | None = None) -> ModuleType | None:
+        if isinstance(asked, FrameType):
+            return sys.modules.get(asked.f_globals.get("__name__", ""))
+        return full_module(asked, _filename)
+
+    inspect.getframeinfo, inspect.getmodule = frame_info, module_of
+    try:
+        yield
+    finally:
+        inspect.getframeinfo, inspect.getmodule = full_info, full_module
 
 
 def torch_device(name: str) -> TorchDevice:

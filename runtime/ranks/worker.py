@@ -5,7 +5,8 @@
 
 With `--import DEVICE` it imports what the device needs before it reads StartRank; a standby rank
 (`--standby`) does so at low priority, and writes StandingBy when it has done so. With `--fork-server FD` it
-makes the fork server of its generation and later ones (ranks/forks.py) when it has imported them.
+makes the fork server of its generation and later ones (ranks/forks.py) when it has imported them. With
+`--early FD` it imports first, and is then given all its other arguments (ranks/early.py).
 
 One rank (StartRank.reporter) answers each StepPlan with a StepResult. A device that computes asynchronously
 has several steps in flight: the main thread launches them, and another thread waits for results. Between
@@ -17,7 +18,6 @@ collective never returns; so does a crash. SIGUSR2 makes it write its stack and 
 """
 
 import argparse
-import ctypes
 import faulthandler
 import os
 import signal
@@ -28,7 +28,6 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread, get_native_id
-from typing import NoReturn
 
 from msgspec import structs
 
@@ -59,13 +58,13 @@ from runtime.messages.ranks import (
     ToRank,
 )
 from runtime.messages.steps import GroupSteps, PartsSaved, StepPlan, StepResult
+from runtime.ranks.early import await_rank
 from runtime.ranks.forks import fork_as_sibling, may_fork, serve_forks, take_descriptors
 from runtime.ranks.open_executor import import_device, open_executor
+from runtime.ranks.own_process import bind_to_parent, exit_now, set_process_name
 from runtime.ranks.ring import Reader, RingFds, Writer
 
 LOW_PRIORITY = 10  # nice value: a tenth of a processor that others use as well
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_PR_SET_NAME = 15
 
 
 class ResultThread:
@@ -316,21 +315,6 @@ def bind_to_node(nodes: tuple[int, ...], rank: int, root: Path = NODES) -> None:
     os.sched_setaffinity(0, cores_of(nodes[rank] if len(nodes) > 1 else nodes[0], root))
 
 
-def bind_to_parent(parent_pid: int, name: str) -> bool:
-    """Asks the kernel to kill this process when the parent's thread that started it ends. False: it has ended
-    already."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    if prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    set_process_name(name)
-    return os.getppid() == parent_pid
-
-
-def set_process_name(name: str) -> None:
-    """Sets the name by which ps and top show this process; at most 15 bytes."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
-
-
 def make_fork_server(device: str, channel: int, parent_pid: int) -> list[str] | None:
     """Imports what the device needs, and forks the fork server, which answers on the socket `channel`.
     -> in each of its forks, the arguments of `main`; None in this process, also if none could be made"""
@@ -348,15 +332,12 @@ def make_fork_server(device: str, channel: int, parent_pid: int) -> list[str] | 
     return exit_now(0) if arguments is None else arguments
 
 
-def exit_now(code: int) -> NoReturn:
-    """Ends the process without unloading libraries, which may take long, or hang after a failure."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Runs one rank to its end; returns the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if "--early" in words:
+        given = await_rank(words)
+        return 0 if given is None else main(given)
     parser = argparse.ArgumentParser(
         prog="runtime.ranks.worker", description="One rank; started by the runtime, not by hand."
     )
@@ -372,7 +353,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--import", default="", dest="imports", metavar="DEVICE", help="device to import")
     parser.add_argument("--standby", action="store_true", help="import it at low priority")
     parser.add_argument("--fork-server", type=int, metavar="FD", help="socket of a fork server to be made")
-    args = parser.parse_args(arguments)
+    args = parser.parse_args(words)
     faulthandler.enable()
     # chain: afterwards the signal ends the process, as it does by default
     faulthandler.register(signal.SIGUSR1, chain=True)

@@ -1,6 +1,8 @@
 """What a rank imports before it loads a model."""
 
 import gc
+import inspect
+import sys
 
 import pytest
 
@@ -28,3 +30,14 @@ def test_an_unknown_device_leaves_collections_on() -> None:
     with pytest.raises(StartError, match="unknown; choose one of cpu"):
         import_device("abacus")
     assert gc.isenabled()
+
+
+def test_places_of_frames_are_found_without_reading_sources() -> None:
+    full = inspect.getframeinfo, inspect.getmodule
+    with open_executor.reading_no_sources():
+        frame = sys._getframe()
+        info = inspect.getframeinfo(frame)
+        assert (info.filename, info.lineno) == (__file__, frame.f_lineno - 1) and info.code_context is None
+        assert inspect.getmodule(frame) is sys.modules[__name__]
+        assert inspect.getmodule(StartError) is sys.modules["runtime.errors"]
+    assert (inspect.getframeinfo, inspect.getmodule) == full

@@ -3,6 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
+from runtime.devices.cores import threads_of_rank
 from runtime.devices.facts import DeviceFacts
 from runtime.json_value import Fields
 from runtime.messages.attention_layout import AttentionLayout
@@ -347,11 +348,11 @@ def num_threads(machine: MachineFacts, num_ranks: int, nnodes: int, num_replicas
     """The ranks of all replicas on a node share its cores; one stays with the event loop where there are
     enough."""
     ranks = max(1, num_ranks * num_replicas // nnodes)
-    spare = 1 if machine.cores > 2 * ranks else 0
+    threads = threads_of_rank(machine.cores, ranks)
     return Derived(
-        max(1, (machine.cores - spare) // ranks),
+        threads,
         f"{machine.cores} cores for {ranks} rank{'s' if ranks > 1 else ''}"
-        + (", one left to the event loop" if spare else ""),
+        + (", one left to the event loop" if threads * ranks < machine.cores > 2 * ranks else ""),
     )
 
 
