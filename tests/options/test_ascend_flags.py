@@ -28,8 +28,6 @@ DEBUGGING = "tools for debugging are planned"
 MEDIA = "encoders have no such choice yet"
 PLANNED = {
     "--tokenizer-metrics-": "labels of requests are planned",
-    "--enable-trace": DEBUGGING,
-    "--oltp-traces-endpoint": DEBUGGING,
     "--enable-nan-detection": DEBUGGING,
     "--debug-tensor-dump-": DEBUGGING,
     "--forward-hooks": DEBUGGING,
