@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,6 +44,7 @@ from tests.models.make_media import PLACEHOLDER, make_qwen_vl, name_placeholder
 
 BATCH = 8
 STREAMS = 8
+IMAGES = 150  # that differ: more than are sent
 STEP_S = 0.005
 TOWER = QwenVlEncoder(
     placeholder_id=0,
@@ -153,16 +155,7 @@ async def cached(args: argparse.Namespace) -> dict[str, Any]:
 async def streams(args: argparse.Namespace, port: int) -> dict[str, Any]:
     """Gaps between the tokens of text streams in milliseconds, in turns: alone, beside images, beside a busy
     process of low priority."""
-    image = {
-        "type": "image_url",
-        "image_url": {"url": "data:image/jpeg;base64," + picture(2160, 3840, "JPEG")},
-    }
-    body = {
-        "model": "x",
-        "max_tokens": 1,
-        "messages": [{"role": "user", "content": [image, {"type": "text", "text": "what?"}]}],
-    }
-    request = request_bytes(port, "/v1/chat/completions", body)
+    requests = cycle([image_request(port, file) for file in different(picture(2160, 3840, "JPEG"), IMAGES)])
     text = {"model": "x", "prompt": [9, 8, 7], "stream": True, "ignore_eos": True, "max_tokens": 400}
     gaps: list[float] = []
     loop = asyncio.get_running_loop()
@@ -180,7 +173,7 @@ async def streams(args: argparse.Namespace, port: int) -> dict[str, Any]:
             busy = [subprocess.Popen([sys.executable, "-c", BUSY])] if label == "control" else []
             while time.monotonic() - begin < args.seconds:
                 if label == "images":
-                    answered += await answer(port, request)
+                    answered += await answer(port, next(requests))
                 else:
                     await asyncio.sleep(0.05)
             for process in busy:
@@ -190,6 +183,20 @@ async def streams(args: argparse.Namespace, port: int) -> dict[str, Any]:
     for one in open_streams:
         one.close()
     return {label: figures(values) for label, values in found.items()} | {"images_answered": answered}
+
+
+def different(image: str, count: int) -> list[str]:
+    """JPEG files of the same picture in base64, with a comment behind each: none was decoded before."""
+    data = b64decode(image)
+    return [b64encode(data + b"%04d" % number).decode() for number in range(count)]
+
+
+def image_request(port: int, image: str) -> bytes:
+    """A chat with an image."""
+    part = {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{image}"}}
+    message = {"role": "user", "content": [part, {"type": "text", "text": "what?"}]}
+    body = {"model": "x", "max_tokens": 1, "messages": [message]}
+    return request_bytes(port, "/v1/chat/completions", body)
 
 
 BUSY = "import os; os.nice(10)\nwhile True: sum(range(1000))"

@@ -44,6 +44,7 @@ from runtime.messages.tenants import DEFAULT_TENANT
 from runtime.metrics import Metrics
 from runtime.metrics.heartbeat import log_long_collections
 from runtime.metrics.request_log import RequestLogs
+from runtime.metrics.request_progress import RequestProgress
 from runtime.models.config.checksums import check_files
 from runtime.options.footprint import loading_notice
 from runtime.options.plan import Plan
@@ -55,6 +56,11 @@ from runtime.transfer.halves import open_halves
 from runtime.transfer.open_encoders import EncoderServer
 
 STOPPING = "the server is stopping; try again later"
+
+
+def with_adapters(card: ModelCard, adapters: AdapterRegistry | None) -> ModelCard:
+    """The card of a model with the cards of its LoRA adapters, as they are at any time."""
+    return card if adapters is None else structs.replace(card, adapters=adapters.cards)
 
 
 class Core:
@@ -82,8 +88,7 @@ class Core:
         self.adapters: AdapterRegistry | None = open_adapters(
             plan, self.model, lambda load: self.replicas.load_adapter(load), dispatcher.unload, router.fail
         )
-        cards = self.adapters.cards if self.adapters is not None else {}
-        self.card: ModelCard = structs.replace(prepared.card, adapters=cards)
+        self.card: ModelCard = with_adapters(prepared.card, self.adapters)
         self._halves = halves = open_halves(plan)
         self._logs, self._nodes = logs, nodes = RequestLogs(plan, metrics), open_nodes(plan)
         self.replicas = Replicas(
@@ -110,6 +115,7 @@ class Core:
             limits=self.card.limits,
             weight_version=lambda: self.card.weight_version,
             prepare_grammar=self.replicas.prepare_grammar,
+            progress=RequestProgress(metrics, logs.records),
         )
         self._commands = commands = SchedulerCommands(self.replicas)
         self.control = Control(plan, self.model.moe, self.replicas, commands, router, text, metrics, logs)

@@ -9,6 +9,7 @@ The token that ends a sequence (eos or a stop token) counts in `token_ids`, `com
 `logprobs`; its text is left out, unless `include_stop` is set. Tokens after a stop string are not output.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -17,6 +18,7 @@ from runtime import log
 from runtime.actors.channels import Channel
 from runtime.actors.open_requests import OpenRequests
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, TooLarge, Unavailable
+from runtime.messages.media import MediaKind, MediaUsage
 from runtime.messages.requests import NO_SOURCES, Delta, DraftCounts, Finish, FinishReason, Request, Sink
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.scheduler import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer
@@ -46,6 +48,7 @@ class SequenceOutput:
         "is_plain",
         "hidden",
         "drafts",
+        "media",
     )
 
     def __init__(
@@ -69,6 +72,9 @@ class SequenceOutput:
         # hidden state of the last token, where it is returned at the end
         self.hidden: np.ndarray | None = None
         self.drafts: DraftCounts | None = None
+        self.media: MediaUsage | None = (
+            None  # of a prompt with images, videos or sounds, from the first token on
+        )
         self.is_plain = False  # no stop strings or hidden states; known from the first token on
 
     def add(self, token_id: int, step: StepTokens, end: Ended | None) -> Delta:
@@ -97,6 +103,7 @@ class SequenceOutput:
         if is_first:
             self.cached_tokens = step.cached.get(self.id, 0)
             self.loaded = step.loaded.get(self.id, NO_SOURCES)
+            self.media = self._media_usage(step)
             self.is_plain = self.search is None and params.hidden_states is None
         self.num_tokens += 1
         is_silent = end is not None and end.reason is FinishReason.STOP and not params.include_stop
@@ -119,10 +126,12 @@ class SequenceOutput:
         self._add_hidden(delta)
         return delta
 
-    def end(self, end: Ended) -> Delta:
+    def end(self, end: Ended, step: StepTokens) -> Delta:
         """The delta of a sequence that ends without another token."""
         delta = Delta(self.index, "", [])
         if not self.num_tokens:
+            self.cached_tokens = end.cached_tokens
+            self.media = self._media_usage(step)
             delta.prompt_ids = self.request.prompt_ids
             delta.prompt_tokens = len(delta.prompt_ids)
         self._finish(delta, end)
@@ -159,7 +168,23 @@ class SequenceOutput:
             self.cached_tokens,
             self.loaded,
             self.drafts,
+            self.media,
         )
+
+    def _media_usage(self, step: StepTokens) -> MediaUsage | None:
+        if not self.request.media:
+            return None
+        return media_usage(self.request, self.cached_tokens, *step.encoded.get(self.id, (0, 0.0)))
+
+
+def media_usage(request: Request, cached_tokens: int, num_encoded: int, encode_s: float) -> MediaUsage:
+    """What the images, videos and sounds of a request took, of whose prompt `cached_tokens` were found."""
+    tokens: Counter[MediaKind] = Counter()
+    cached: Counter[MediaKind] = Counter()
+    for one in request.media:
+        tokens[one.kind] += one.num_tokens(len(request.prompt_ids))
+        cached[one.kind] += one.num_tokens(cached_tokens)
+    return MediaUsage(dict(tokens), dict(cached), len(request.media), num_encoded, encode_s)
 
 
 def searches(params: SamplingParams) -> Callable[[], StopSearch | RegexSearch | None]:
@@ -255,7 +280,7 @@ class DetokenizerActor:
         for sequence_id, end in ended.items():
             if (sequence := sequences.get(sequence_id)) is not None:
                 try:
-                    delta = sequence.end(end)
+                    delta = sequence.end(end, step)
                     delta.vector = step.vectors.get(sequence_id)
                     self._push(sequence, delta)
                 except Exception:

@@ -91,7 +91,7 @@ class SchedulerRounds(Generic[S]):
     async def take(self, result: StepResult) -> StepTokens:
         """Takes in the result of the oldest step in flight. -> its tokens"""
         tokens = self.scheduler.apply(result)
-        self._meter.step(monotonic(), tokens, result.compute_s)
+        self._meter.step(monotonic(), tokens, result.compute_s, result.encode_s)
         await self._send(tokens)
         while self.scheduler.failed:
             request, failing = self.scheduler.failed.pop()

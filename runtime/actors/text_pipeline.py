@@ -15,7 +15,7 @@ from runtime.actors.child_environment import environment
 from runtime.actors.detokenizer import DetokenizerActor
 from runtime.actors.grammars import Grammars
 from runtime.actors.open_requests import OpenRequests
-from runtime.actors.tokenizer import TokenizerActor
+from runtime.actors.tokenizer import Progress, TokenizerActor
 from runtime.errors import InvalidRequest
 from runtime.freed_memory import return_freed_memory
 from runtime.media.loader import MediaLoader
@@ -30,6 +30,7 @@ from runtime.options.plan import Plan
 from runtime.service import TokenizerInfo
 from runtime.settings import TextSetup, grammar_setup, random_seeds
 from runtime.text.media_prompts import MediaPrompts
+from runtime.text.prepared_files import MAX_BYTES
 from runtime.text.transformers_processor import TransformersProcessor
 from runtime.transfer.open_encoders import open_encoders
 
@@ -50,10 +51,12 @@ class TextPipeline:
         limits: Limits,
         weight_version: Callable[[], str],
         prepare_grammar: Callable[[Grammar | None], Awaitable[None]],
+        progress: Progress,
     ) -> None:
         """`requests` brings requests, `step_tokens` messages of all schedulers; `send` takes a message for
         the scheduler that has the request; `prepare_grammar` has the ranks compile a grammar (None: load
-        what compiles any)."""
+        what compiles any); `progress` is notified of
+        each request."""
         setup = grammar_setup(plan, model)
         self._grammars = None if setup is None else Grammars(setup, plan.api.grammar_timeout, prepare_grammar)
         self._encoders = encoders = open_encoders(plan, model)  # on other servers
@@ -70,7 +73,12 @@ class TextPipeline:
         self.media = (
             None
             if text.media is None or self._loader is None
-            else MediaPrompts(text.media, self._loader, pools=model.dual is not None)
+            else MediaPrompts(
+                text.media,
+                self._loader,
+                pools=model.dual is not None,
+                kept_bytes=min(MAX_BYTES, self._loader.spare_bytes),
+            )
         )
         self._tokenizer = TokenizerActor(
             text.vocabulary,
@@ -88,6 +96,7 @@ class TextPipeline:
             encode=None if encoders is None else encoders.encode,
             check_grammar=None if self._grammars is None else self._grammars.check,
             tree=text.tree,
+            progress=progress,
         )
         self._detokenizer = DetokenizerActor(text.vocabulary, open_requests, step_tokens, send)
 
@@ -132,7 +141,8 @@ class TextPipeline:
         if self.media is None or not media:
             return ids
         loaded = await self.media.loader.load(media)
-        ids, _ = await anyio.to_thread.run_sync(self.media.expand, ids, loaded)
+        prepared = await anyio.to_thread.run_sync(self.media.prepare, loaded)
+        ids, _ = await anyio.to_thread.run_sync(self.media.expand, ids, prepared)
         return ids
 
     async def load(self, sources: Sequence[MediaSource]) -> list[Media]:

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
+from typing import Protocol, TypeVar, TypeVarTuple
 
 import anyio
 from anyio.abc import TaskGroup
@@ -43,7 +44,8 @@ from runtime.messages.scheduler import Arrive
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import infill
 from runtime.text.input_embeds import check_embeds, digest, read_input_embeds
-from runtime.text.media_prompts import MediaPrompts, load_media
+from runtime.text.media_prompts import MediaPrompts, Prepared, check_media, load_media
+from runtime.text.prepared_files import are_inline, keys_of
 from runtime.text.prompt_size import num_chars
 from runtime.text.stop_regex import StopRegexes
 from runtime.text.token_bans import token_bans
@@ -55,6 +57,10 @@ HEAD_MARGIN = 1.25  # a text that is cut within a word may have some tokens more
 THREADS = min(4, os.cpu_count() or 1)  # more than there are cores would only take turns with the event loop
 
 
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+
 def random_seed() -> int:
     """A seed for a request without one."""
     return secrets.randbits(63)
@@ -63,6 +69,22 @@ def random_seed() -> int:
 CheckGrammar = Callable[[Grammar], Awaitable[None]]  # raises RequestError
 # the same files with the rows of their encodings as values; raises RequestError
 EncodeMedia = Callable[[Sequence[MediaInput]], Awaitable[tuple[MediaInput, ...]]]
+
+
+class Progress(Protocol):
+    """Notified of each request on the event loop; must not wait or raise."""
+
+    def known(self, request_id: str, count: int) -> None:
+        """The files of a request came before, and are not loaded again."""
+        ...
+
+    def loaded(self, request_id: str, media: Sequence[Media]) -> None:
+        """The files of a request were fetched and decoded."""
+        ...
+
+    def tokenized(self, request_id: str) -> None:
+        """A request goes to the scheduler."""
+        ...
 
 
 class TokenizerActor:
@@ -90,11 +112,12 @@ class TokenizerActor:
         eos_ids: tuple[int, ...] = (),
         media: MediaPrompts | None = None,
         encode: EncodeMedia | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """`check_grammar` None: there are no structured outputs here; `tree`: what all answers follow, None:
         what their requests say; `media` None: the model takes text alone; `encode`: has other servers encode
         files, None: the ranks do."""
-        self._media, self._encode_media = media, encode
+        self._media, self._encode_media, self._progress = media, encode, progress
         self._vocabulary = vocabulary
         self._templates = templates
         self._open_requests = open_requests
@@ -129,19 +152,45 @@ class TokenizerActor:
         if not self._open_requests.awaits(request.id, request):
             return
         try:
-            media = await load_media(self._media, request)
+            outcome = await self._tokenize_files(request, seed) if request.media else None
         except RequestError as error:
             self._settle(request, error)
             return
-        outcome = await run_sync(
-            giving_way, self._try, request, seed, media, limiter=self._threads, abandon_on_cancel=True
-        )
+        if outcome is None:
+            outcome = await self._in_thread(self._try, request, seed)
         if self._encode_media is not None and isinstance(outcome, Request) and outcome.media:
             try:
                 outcome = structs.replace(outcome, media=await self._encode_media(outcome.media))
             except RequestError as error:
                 outcome = error
         self._settle(request, outcome)
+
+    async def _tokenize_files(self, request: GenerateRequest, seed: int) -> Request | RequestError:
+        """Prepares a request with images, videos or sounds. Raises RequestError where these cannot be
+        loaded."""
+        prompts, keys = check_media(self._media, request), list[bytes]()
+        if prompts.files.max_bytes and are_inline(request.media):
+            keys, outcome = await self._in_thread(self._try_known, prompts, request, seed)
+            if outcome is not None:
+                if self._progress is not None:
+                    self._progress.known(request.id, len(keys))
+                return outcome
+        media = await load_media(prompts, request)
+        if self._progress is not None:
+            self._progress.loaded(request.id, media)
+        return await self._in_thread(self._try, request, seed, (), media, keys)
+
+    def _try_known(
+        self, prompts: MediaPrompts, request: GenerateRequest, seed: int
+    ) -> tuple[list[bytes], Request | RequestError | None]:
+        """-> keys of the request's files, and the request where all of them are known"""
+        realm = repr((request.tenant.name if self._isolates_tenants else "", request.cache_salt))
+        keys = keys_of(request.media, realm)
+        known = prompts.files.find(keys)
+        return keys, None if known is None else self._try(request, seed, known)
+
+    async def _in_thread(self, function: Callable[[*Args], T], *args: *Args) -> T:
+        return await run_sync(giving_way, function, *args, limiter=self._threads, abandon_on_cancel=True)
 
     def _settle(self, request: GenerateRequest, outcome: Request | RequestError) -> None:
         if not self._open_requests.awaits(request.id, request):
@@ -157,6 +206,8 @@ class TokenizerActor:
         else:
             if request.before is not None:
                 request.before.prompt_ids = outcome.prompt_ids
+            if self._progress is not None:
+                self._progress.tokenized(request.id)
             self._to_scheduler(Arrive(outcome))
 
     async def _resolve_grammar(self, request: GenerateRequest, tokenized: Request, grammar: Grammar) -> None:
@@ -181,11 +232,19 @@ class TokenizerActor:
         self._settle(request, outcome)
 
     def _try(
-        self, request: GenerateRequest, seed: int, media: Sequence[Media] = ()
+        self,
+        request: GenerateRequest,
+        seed: int,
+        prepared: Sequence[Prepared] = (),
+        media: Sequence[Media] = (),
+        keys: Sequence[bytes] = (),
     ) -> Request | RequestError:
-        """Prepares a request. An unexpected error fails this request alone."""
+        """Prepares a request with the files that its prompt shows: as they were `prepared`, or as they were
+        loaded, with the `keys` to keep them under. An unexpected error fails this request alone."""
         try:
-            return self.prepare(request, seed, media)
+            if self._media is not None and media:
+                prepared = self._media.prepare(media, keys)
+            return self.prepare(request, seed, prepared)
         except RequestError as error:
             return error
         except Exception:
@@ -194,7 +253,7 @@ class TokenizerActor:
                 f"the prompt could not be tokenised; the server's log has the details under {request.id}"
             )
 
-    def prepare(self, request: GenerateRequest, seed: int, media: Sequence[Media] = ()) -> Request:
+    def prepare(self, request: GenerateRequest, seed: int, files: Sequence[Prepared] = ()) -> Request:
         """Tokenises and checks a request, with the files that its prompt shows. Raises InvalidRequest for a
         prompt or parameters that cannot be served. Thread-safe."""
         second_at, embeds = 0, None
@@ -208,8 +267,8 @@ class TokenizerActor:
             ids = self._encode(prompt) if before is None else self._continue(prompt, before)
             prompt_ids = cut(ids, self._limits)
         inputs: tuple[MediaInput, ...] = ()
-        if self._media is not None and (media or self._media.is_attended):
-            prompt_ids, inputs = self._media.expand(prompt_ids, media)
+        if self._media is not None and (files or self._media.is_attended):
+            prompt_ids, inputs = self._media.expand(prompt_ids, files)
         check(request.params, prompt_ids, self._limits)
         params, longest = fit(request.params, len(prompt_ids), self._limits), self._limits.longest
         params = self._constraints.within(request, params)

@@ -54,6 +54,8 @@ class Sequence:
         "unfollowed",
         "draft_from",
         "sampled_at",
+        "num_encoded",
+        "encode_s",
     )
 
     def __init__(self, id: int, request: Request, index: int, max_len: int, stop_ids: frozenset[int]) -> None:
@@ -82,6 +84,8 @@ class Sequence:
         self.fetched_len = 0  # tokens whose pages were fetched from storage while it waited
         self.first_sources = NO_SOURCES  # at the first admission
         self.first_cached_len = -1  # cached tokens at the first admission; what usage reports
+        self.num_encoded = 0  # encodings that were made for it
+        self.encode_s = 0.0  # seconds of the encoder on these
         self.is_finished = False
         # the lower, the sooner it is taken and the later it gives way: from the priority, or from ageing
         self.level = 0

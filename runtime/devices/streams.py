@@ -19,6 +19,10 @@ class Event(Protocol):
         """Makes the host wait for that work."""
         ...
 
+    def elapsed_time(self, other: "Event") -> float:
+        """Milliseconds from here to `other`, where both are for timing and have come."""
+        ...
+
 
 class Stream(Protocol):
     """A queue of work of the device."""
@@ -52,8 +56,8 @@ class Streams(Protocol):
         """A new stream."""
         ...
 
-    def Event(self) -> _Event:
-        """A new event."""
+    def Event(self, enable_timing: bool = False) -> _Event:
+        """A new event, for timing if need be."""
         ...
 
     def stream(self, stream: _Stream) -> AbstractContextManager[None]:

@@ -1,8 +1,10 @@
 """From what a client named to decoded arrays."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from time import monotonic
 
 import anyio
 import numpy as np
@@ -19,7 +21,7 @@ from runtime.media.settings import MAX_FILE_BYTES, MAX_FILES, MAX_VALUE_BYTES, M
 from runtime.media.spool import Spool, spool, write_base64
 from runtime.media.url import data_of, scheme_of
 from runtime.media_kind import NAMES
-from runtime.messages.media import Media, MediaKind, MediaSource
+from runtime.messages.media import Media, MediaKind, MediaLoad, MediaSource
 
 
 class MediaLoader:
@@ -57,6 +59,15 @@ class MediaLoader:
             raise self._too_late(late)
         return [one.media for one in loads if one.media is not None]
 
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of host memory that may be kept at all times, with room left for the largest file."""
+        return max(self._memory.max_bytes - self._settings.decode.max_value_bytes, 0)
+
+    def check(self, sources: Sequence[MediaSource]) -> None:
+        """Raises InvalidRequest where a request has too many files."""
+        check_counts(sources, self._settings.max_files)
+
     def hold(self, values: np.ndarray) -> None:
         """Counts an array that a file was prepared to as memory in use, until it is gone. Thread-safe."""
         self._memory.hold(values)
@@ -80,20 +91,25 @@ class MediaLoader:
         source, max_bytes = one.source, MAX_FILE_BYTES[one.source.kind]
         if source.decoded is not None:
             return source.decoded
+        begin_s = monotonic()
         async with AsyncExitStack() as stack:
             if scheme_of(source.url) == "file":
                 file = await run_sync(open_local, source.url, source.param, self._settings.folder, max_bytes)
                 fd, is_base64 = stack.enter_context(file).fileno(), False
+                num_bytes = os.fstat(fd).st_size
             else:
                 out = stack.enter_context(spool(source.param, max_bytes))
                 fd, is_base64 = out.fd, await self._collect(source, out)
-            one.is_waiting = True
+                num_bytes = out.num_bytes
+            fetched_s, one.is_waiting = monotonic(), True
             async with self._places:
-                media = await self._decode(one, source, fd, is_base64)
-                if not source.has_sound:
-                    return media
-                of_sound = structs.replace(source, kind=MediaKind.AUDIO)
-                return structs.replace(media, sound=await self._decode(one, of_sound, fd, is_base64))
+                decode_s = monotonic()
+                media, sound = await self._decode(one, source, fd, is_base64), None
+                if source.has_sound:
+                    of_sound = structs.replace(source, kind=MediaKind.AUDIO)
+                    sound = await self._decode(one, of_sound, fd, is_base64)
+                load = MediaLoad(num_bytes, begin_s, fetched_s, decode_s, monotonic())
+                return structs.replace(media, sound=sound, loaded=load)
 
     async def _decode(self, one: "_Load", source: MediaSource, fd: int, is_base64: bool) -> Media:
         """Decodes the file when there is memory for the largest one."""

@@ -52,11 +52,32 @@ class Media(Struct, frozen=True, kw_only=True):
     num_images: int = 1  # IMAGE: of its prompt, with this one
     image_index: int = 0  # IMAGE: how many of these stand before it
     sound: "Media | None" = None  # VIDEO: what is heard in it, where that is wanted
+    loaded: "MediaLoad | None" = None  # what loading it took; None: it came as an array
 
     @property
     def num_bytes(self) -> int:
         """Bytes of its arrays."""
         return self.values.nbytes + (0 if self.sound is None else self.sound.values.nbytes)
+
+
+class MediaLoad(Struct, frozen=True, array_like=True):
+    """What loading one file took. Times are those of the monotonic clock."""
+
+    num_bytes: int  # of the file; of base64 the bytes of the text
+    begin_s: float
+    fetched_s: float  # all bytes were there
+    decode_s: float  # a decoder had its turn
+    end_s: float
+
+
+class MediaUsage(Struct, frozen=True):
+    """What the images, videos and sounds of a prompt took."""
+
+    tokens: dict[MediaKind, int]  # of the prompt that take rows of encodings
+    cached_tokens: dict[MediaKind, int]  # of these, found in the prefix cache
+    num_inputs: int  # that are encoded apart: files, or parts of them
+    num_encoded: int  # of these, encoded for this prompt
+    encode_s: float  # seconds of the encoder, shared out by rows
 
 
 class TokenGrid(Struct, frozen=True, array_like=True):
@@ -88,6 +109,11 @@ class MediaInput(Struct, frozen=True, kw_only=True):
     # as all others
     token_grids: tuple[TokenGrid, ...] = ()
     frame_step: float = 1.0  # positions from one frame of a grid to the next
+    is_attended: bool = False  # no token stands for it: the prompt's tokens attend to it
+
+    def num_tokens(self, end: int) -> int:
+        """Prompt tokens before position `end` that take its rows."""
+        return 0 if self.is_attended else int(np.searchsorted(self.positions, end - self.start))
 
 
 class MediaValues(Struct, frozen=True, kw_only=True, array_like=True):

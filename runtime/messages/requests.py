@@ -13,7 +13,7 @@ from msgspec import Struct
 from runtime.errors import RequestError
 from runtime.json_value import JsonDict
 from runtime.messages.constraint import Grammar
-from runtime.messages.media import MediaInput, MediaSource
+from runtime.messages.media import MediaInput, MediaSource, MediaUsage
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.messages.transfer import Transfer
@@ -115,6 +115,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     session: SessionParams | None = None
     before: Before | None = None  # tokens of the session, set when the request is taken in
     marks: tuple[str, ...] = ()  # as in Request.marks
+    traceparent: str = ""  # W3C header that names the client's span; "": none
     prediction: str = ""  # what the client expects the answer to be like
     # images, videos and sounds, in the order of their parts in the prompt
     media: tuple[MediaSource, ...] = ()
@@ -297,6 +298,7 @@ class Finish(Struct, frozen=True):
     cached_tokens: int  # prompt tokens that were found in the prefix cache
     loaded: CacheSources = NO_SOURCES  # tiers that cached tokens came from
     drafts: DraftCounts | None = None  # None: there were none
+    media: MediaUsage | None = None  # None: the prompt has no images, videos or sounds
 
 
 class Delta(Struct):

@@ -101,6 +101,9 @@ class StepTokens(Struct, frozen=True, tag=True):
     # by sequence id, where requested, with the first token
     prompt_logprobs: dict[int, Sequence[TokenLogprob]]
     cached: dict[int, int] = {}  # by sequence id, with its first token: prompt tokens in the prefix cache
+    # by sequence id, with its first token or its vector, where its prompt has media: how many of them were
+    # encoded for it, and the seconds of the encoder
+    encoded: dict[int, tuple[int, float]] = {}
     loaded: dict[int, CacheSources] = {}  # by sequence id: tiers that cached tokens came from
     vectors: dict[int, np.ndarray] = {}  # by sequence id: results of a model that pools, in place of tokens
     # by sequence id, where requested: hidden states, float32 [n, size]; the prompt's with the first token

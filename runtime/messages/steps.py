@@ -247,3 +247,4 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     # by place among the rows that sample: the tokens that a grammar forces after the row's last one
     forced: dict[int, list[int]] = {}
     group: int = 0  # the attention group whose step it was
+    encode_s: float = 0.0  # seconds of the encoder on what was encoded before this step

@@ -29,6 +29,8 @@ class Meter:
     def opened(self, request: Request, sequence_ids: list[int]) -> None:
         """A request has joined the queue."""
         self._metrics.requests.add(1)
+        for kind in {one.kind for one in request.media}:
+            self._metrics.media_requests[kind.value] += 1
         self._arrived |= dict.fromkeys(sequence_ids, request.arrival_s)
 
     def admitted(self, now_s: float, sequence_ids: list[int]) -> None:
@@ -43,9 +45,12 @@ class Meter:
         self._metrics.delay_steps.observe(steps)
         self._metrics.delay_s.observe(seconds)
 
-    def step(self, now_s: float, tokens: StepTokens, compute_s: float) -> None:
-        """A step's result has come, after `compute_s` of the ranks' time."""
+    def step(self, now_s: float, tokens: StepTokens, compute_s: float, encode_s: float = 0.0) -> None:
+        """A step's result has come, after `compute_s` of the ranks' time, and `encode_s` of the encoder's
+        before it."""
         self._metrics.steps.add(1)
+        if encode_s:
+            self._metrics.media_encode_s.observe(encode_s)
         self._metrics.step_s.observe(compute_s)
         self.tokens(now_s, tokens)
 

@@ -22,6 +22,7 @@ from runtime.metrics import Metrics
 from runtime.metrics.crash_dump import CrashDump
 from runtime.metrics.line_writer import LineWriter
 from runtime.metrics.request_records import Record, Records, RequestObserver, as_json
+from runtime.metrics.traces import open_traces
 from runtime.options.plan import Plan
 
 Write = Callable[[Fields], None]  # writes the fields of a line
@@ -154,7 +155,7 @@ class RequestLogs:
     """The observers that the options ask for, and the records that they observe."""
 
     def __init__(self, plan: Plan, metrics: Metrics) -> None:
-        """Raises StartError."""
+        """Raises StartError, OptionsError."""
         self._writer = LineWriter()
         self.crash = (
             None
@@ -193,6 +194,9 @@ class RequestLogs:
                     )
                 )
             )
+        self._traces = open_traces(plan.observe.otlp_traces_endpoint) if plan.observe.enable_trace else None
+        if self._traces is not None:
+            observers.append(self._traces)
         if plan.observe.collect_tokens_histogram:
             observers.append(LengthHistograms(metrics))
         self._others = observers
@@ -219,6 +223,8 @@ class RequestLogs:
         """Writes the lines and crash dumps that wait, for a short time, or `within_s`, at most. Blocking."""
         begin_s = monotonic()
         self._writer.close(within_s)
+        if self._traces is not None:
+            self._traces.close(within_s - (monotonic() - begin_s))
         if self.crash is not None:
             self.crash.close(within_s - (monotonic() - begin_s))
 

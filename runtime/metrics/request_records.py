@@ -15,6 +15,8 @@ import msgspec
 
 from runtime.errors import RequestError
 from runtime.json_value import JsonValue
+from runtime.media_kind import MediaKind
+from runtime.messages.media import MediaLoad, MediaUsage
 from runtime.messages.requests import (
     Chat,
     Delta,
@@ -39,6 +41,9 @@ class Record:
     request: GenerateRequest
     began_at: float = field(default_factory=time)  # unix seconds
     began_s: float = field(default_factory=monotonic)
+    loads: list[tuple[MediaKind, MediaLoad]] = field(default_factory=list)  # of its files
+    known_files: int = 0  # of its files came before, and were not loaded again
+    tokenized_s: float | None = None  # when it went to the scheduler
     first_s: float | None = None  # time of the first token
     ended_s: float | None = None
     prompt_tokens: int = 0
@@ -47,6 +52,7 @@ class Record:
     drafted_tokens: int = 0
     accepted_drafts: int = 0
     reasons: list[str] = field(default_factory=list)  # one for each sequence that has ended
+    media: MediaUsage | None = None  # of its images, videos and sounds
     error: str = ""  # class of the error that it failed with
     texts: dict[int, list[str]] = field(default_factory=dict)  # parts of the output text, by sequence index
 
@@ -64,7 +70,24 @@ class Record:
             fields["ttft_s"] = round(self.first_s - self.began_s, 6)
         if self.drafted_tokens:
             fields |= {"drafted_tokens": self.drafted_tokens, "accepted_drafts": self.accepted_drafts}
+        if self.loads or self.known_files or self.media is not None:
+            fields["media"] = self.media_fields()
         return fields | ({"error": self.error} if self.error else {})
+
+    def media_fields(self) -> dict[str, object]:
+        """Bytes and times of its files, and what the encoder did for them."""
+        loads = [load for _, load in self.loads]
+        fields: dict[str, object] = {
+            "known_files": self.known_files,
+            "bytes": sum([load.num_bytes for load in loads]),
+            "fetch_s": round(max([load.fetched_s - load.begin_s for load in loads], default=0.0), 6),
+            "decode_s": round(sum([load.end_s - load.decode_s for load in loads]), 6),
+        }
+        if (usage := self.media) is not None:
+            fields |= {f"{kind.value}_tokens": count for kind, count in usage.tokens.items()}
+            fields |= {"encoded": usage.num_encoded, "cached": usage.num_inputs - usage.num_encoded}
+            fields["encode_s"] = round(usage.encode_s, 6)
+        return fields
 
     def input_fields(self, level: int) -> dict[str, object]:
         """Fields about the input. Level 0: its id and type; 1: also parameters without texts; 2: also the
@@ -163,6 +186,7 @@ class RecordingSink:
             record.reasons.append(finish.reason.value)
             record.prompt_tokens, record.cached_tokens = finish.prompt_tokens, finish.cached_tokens
             record.completion_tokens += finish.completion_tokens
+            record.media = finish.media or record.media
             if finish.drafts is not None:
                 record.drafted_tokens += finish.drafts.drafted
                 record.accepted_drafts += finish.drafts.accepted
@@ -191,6 +215,10 @@ class Records:
         none have no record."""
         self._observers = observers
         self._keeps_texts = keeps_texts
+
+    def find(self, request_id: str) -> Record | None:
+        """The record of an open request; None: it has none."""
+        return self._open.get(request_id)
 
     @property
     def open(self) -> list[Record]:

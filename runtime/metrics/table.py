@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from runtime.media_kind import MediaKind
 from runtime.messages.requests import FinishReason
 from runtime.metrics.instruments import Counter, Gauge, Histogram, Info, Labelled, render
 from runtime.metrics.tier_table import TierMetrics
@@ -284,6 +285,29 @@ class Metrics(TierMetrics):
         self.encoded_media = Counter("runtime_media_encoded_total", "Images that the ranks encoded.")
         self.reused_media = Counter("runtime_media_reused_total", "Uses of encodings made for earlier steps.")
         self.kept_media_rows = Gauge("runtime_media_kept_rows", "Rows of encodings that the ranks keep.")
+        kinds = tuple(kind.value for kind in MediaKind)
+        self.media_requests = Labelled(
+            "runtime_media_requests_total",
+            "Requests with images, videos or sounds, by kind.",
+            label="kind",
+            values=kinds,
+        )
+        self.media_files = Labelled(
+            "runtime_media_files_total", "Files that were loaded, by kind.", label="kind", values=kinds
+        )
+        self.media_bytes = Labelled(
+            "runtime_media_bytes_total", "Bytes of these files, by kind.", label="kind", values=kinds
+        )
+        self.known_media = Counter(
+            "runtime_media_known_total", "Files that came before and were not decoded again."
+        )
+        self.media_fetch_s = Histogram(
+            "runtime_media_fetch_seconds", "Until all bytes of a file were there.", REQUEST_S
+        )
+        self.media_decode_s = Histogram("runtime_media_decode_seconds", "Decoding of a file.", REQUEST_S)
+        self.media_encode_s = Histogram(
+            "runtime_media_encode_seconds", "Time of the encoder on what a step needs.", STEP_S
+        )
 
     def _define_adapters(self) -> None:
         self.loaded_adapters = Gauge("runtime_loaded_adapters", "LoRA adapters that requests may ask for.")

@@ -18,6 +18,7 @@ from runtime.messages.media import Encode, EncodeRows, RowsEncoded
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, Profile
 from runtime.messages.steps import GroupSteps, StepPlan
+from runtime.ranks.encode_clock import EncodeClock
 from runtime.ranks.encoded_media import encoder_of
 from runtime.ranks.expert_placer import ExpertPlacer
 from runtime.ranks.group_rows import group_rows, padding_plan
@@ -42,6 +43,7 @@ class TorchExecutor:
         self.trace_folder = started.trace_folder
         self.record_profile = self.runner.device.record_profile or TorchRecording
         self.recording: Recording | None = None
+        self.encode_clock = EncodeClock(self.runner.device.streams)
         attention = self.runner.device.attention
         self.group_replays = (
             GroupReplays(self.runner, attention.layout.num_groups, attention.index)
@@ -54,7 +56,7 @@ class TorchExecutor:
         returned, if that is still possible."""
         with torch.inference_mode():
             try:
-                return self.runner.launch(plan)
+                return self.encode_clock.with_time(self.runner.launch(plan))
             except torch.OutOfMemoryError:
                 is_changed = self.runner.sampled_step == plan.step or self.runner.states is not None
                 if is_changed or self.num_ranks > 1:
@@ -67,7 +69,7 @@ class TorchExecutor:
             self.runner.device.memory.empty_cache()
             if self.runner.load is not None:
                 self.runner.load.step.zero_()  # counts of the failed launch
-            return self.runner.launch(plan)
+            return self.encode_clock.with_time(self.runner.launch(plan))
 
     def launch_group(self, step: GroupSteps) -> Pending:
         """See Executor.launch_group."""
@@ -103,7 +105,10 @@ class TorchExecutor:
         if media is None or encoder is None:
             return
         with torch.inference_mode():
-            media.encode(command, encoder)
+            if not command.media:
+                return media.encode(command, encoder)
+            with self.encode_clock.running():
+                media.encode(command, encoder)
 
     def encode_rows(self, command: EncodeRows) -> RowsEncoded:
         """See Executor.encode_rows."""

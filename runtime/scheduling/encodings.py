@@ -5,7 +5,7 @@ it, and the scheduler knows what the ranks keep without asking. A sequence needs
 that compute tokens of it: these take its rows, and one that was dropped between two such steps is made again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from msgspec import Struct
@@ -43,12 +43,14 @@ class Encodings:
         self._kept: dict[Key, Kept] = {}  # the least recently used first
         self._next_id = 0
         self._step = 0
+        self._made: list[tuple[Sequence, int]] = []  # for whom this step encodes, and how many rows
         self._dropped: list[int] = []
         self._new: list[MediaValues] = []
 
     def begin(self) -> None:
         """A step is about to be planned."""
         self._step += 1
+        self._made = []
 
     def cut(self, sequence: Sequence, start: int, count: int, most: int) -> int:
         """How many of `count` tokens of a sequence, from `start` on, this step may compute: those before the
@@ -57,7 +59,7 @@ class Encodings:
         if self.keeps_whole:
             count = whole_images(sequence.request.media, start, count, most)
         for media in reached(sequence, start, start + count):
-            if not self._take((sequence.request.namespace, media.digest), media):
+            if not self._take(sequence, media):
                 return max(media.start - start, 0)
         return count
 
@@ -80,13 +82,19 @@ class Encodings:
         self._dropped, self._new = [], []
         return command
 
+    def take_made(self) -> list[tuple[Sequence, int]]:
+        """The sequences for which the planned step encodes something, and its rows."""
+        made, self._made = self._made, []
+        return made
+
     def restart(self) -> None:
         """The ranks died, and all that they kept is gone."""
         self._kept, self.num_rows = {}, 0
         self._dropped, self._new = [], []
 
-    def _take(self, key: Key, media: MediaInput) -> bool:
+    def _take(self, sequence: Sequence, media: MediaInput) -> bool:
         """The step that is planned uses an encoding. False: there is no room for it."""
+        key = sequence.request.namespace, media.digest
         kept = self._kept.pop(key, None)
         if kept is None:
             size = len(media.positions)
@@ -96,6 +104,8 @@ class Encodings:
             self._next_id += 1
             self.num_rows += size
             self.num_encoded += 1
+            sequence.num_encoded += 1
+            self._made.append((sequence, size))
             self._new.append(
                 MediaValues(
                     id=kept.id,
@@ -129,6 +139,18 @@ class Encodings:
 def encode_for_step(encodings: Encodings | None) -> Encode | None:
     """What the ranks encode before the step that was planned last; None: nothing."""
     return None if encodings is None else encodings.take_command()
+
+
+def charge(made: list[tuple[Sequence, int]], encode_s: float) -> None:
+    """Shares the encoder's seconds of a step out among the sequences for which it has encoded, by rows."""
+    num_rows = sum([rows for _, rows in made])
+    for sequence, rows in made:
+        sequence.encode_s += encode_s * rows / num_rows
+
+
+def encoded_for(sequences: Iterable[Sequence]) -> dict[int, tuple[int, float]]:
+    """`StepTokens.encoded` of sequences."""
+    return {one.id: (one.num_encoded, one.encode_s) for one in sequences if one.request.media}
 
 
 def whole_images(media: tuple[MediaInput, ...], start: int, count: int, most: int) -> int:

@@ -41,6 +41,8 @@ class Flight(Struct, frozen=True):
     shown: list[Part] = []  # hidden states that it brings, in row order
     verified: list[Verified] = []
     num_drafts: int | None = None  # to be verified, in a step of nothing else; None: other steps
+    # for whom images, videos and sounds are encoded before it, and how many rows
+    encoded: list[tuple[Sequence, int]] = []
 
 
 class Fill(Struct):
@@ -142,6 +144,7 @@ class Planner:
             [self.hidden.expect(shown) for shown in builder.shown],
             builder.verified,
             None if builder.num_known else sum(len(row.draft.tokens) for row in builder.verified),
+            [] if self.encodings is None else self.encodings.take_made(),
         )
         follows = self.drafts.follows(builder)
         plan = builder.build(step, page_copies, state_copies, roster.lora_slots.take(), follows=follows)

@@ -9,6 +9,7 @@ from runtime.messages.steps import StepResult
 from runtime.scheduling import logprobs
 from runtime.scheduling.draft_planner import DraftPlanner
 from runtime.scheduling.drafts import split_rows, take
+from runtime.scheduling.encodings import encoded_for
 from runtime.scheduling.planner import Flight
 
 EndSequence = Callable[[Sequence, FinishReason, int | None, list[Ended]], None]
@@ -102,5 +103,7 @@ class ResultTokens:
     def _first_token(self, sequence: Sequence, step: StepTokens) -> None:
         """What is reported with the first token of an answer."""
         step.cached[sequence.id] = sequence.first_cached_len
+        if sequence.request.media:
+            step.encoded.update(encoded_for([sequence]))
         if sequence.loaded_len:
             step.loaded[sequence.id] = sequence.first_sources

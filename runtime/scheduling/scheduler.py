@@ -23,7 +23,7 @@ from runtime.scheduling import logprobs
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Deadlines, Limit
 from runtime.scheduling.drafts import Drafter
-from runtime.scheduling.encodings import Encodings
+from runtime.scheduling.encodings import Encodings, charge, encoded_for
 from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.micro_batches import MicroBatches
 from runtime.scheduling.planner import Flight, Planner
@@ -222,6 +222,8 @@ class Scheduler:
             self.planner.drafts.learn(len(flight.computed), flight.num_drafts, result.compute_s)
         else:
             self.planner.drafts.passed(result.compute_s)
+        if flight.encoded:
+            charge(flight.encoded, result.encode_s)
         self.last_step = flight.step
         if self.cache.host.is_on:
             self.cache.host.confirm(flight.step)
@@ -231,7 +233,8 @@ class Scheduler:
                 sequence.in_flight -= 1
                 if not sequence.is_finished:
                     self._end(sequence, FinishReason.STOP, None, ended)
-            return StepTokens([], [], ended, {}, {}, vectors=by_sequence(flight.sampled, result.vectors))
+            vectors = by_sequence(flight.sampled, result.vectors)
+            return StepTokens([], [], ended, {}, {}, vectors=vectors, encoded=encoded_for(flight.sampled))
         prompts = self._prompts.take(result.prompt, flight.prompt_parts) if result.prompt else {}
         hidden = {} if result.hidden is None else self.planner.hidden.take(result.hidden, flight.shown)
         for row, failing in result.failed.items():

@@ -20,6 +20,7 @@ from runtime.models.config.tile_image_config import nearest_grid
 from runtime.text.image_processor import normalized
 from runtime.text.marked_tiles import cut_grid
 from runtime.text.media_prompts import Prepared, check_kind
+from runtime.text.pictures import picture_of, pixels_of
 
 HALVES = (0.5, 0.5, 0.5)
 Channel = Annotated[int, Meta(ge=0, le=255)]
@@ -74,10 +75,8 @@ class OcrImageProcessor:
         columns, rows = nearest_grid(
             image.shape[0], image.shape[1], (config.min_patches, config.max_patches), edge * edge
         )
-        picture = Image.fromarray(image).resize(
-            (columns * edge, rows * edge), Image.Resampling(config.resample)
-        )
-        return cut_grid(np.asarray(picture), rows, columns)
+        picture = picture_of(image).resize((columns * edge, rows * edge), Image.Resampling(config.resample))
+        return cut_grid(pixels_of(picture), rows, columns)
 
     def _whole(self, image: np.ndarray) -> np.ndarray:
         """The image in the middle of a square."""
@@ -87,8 +86,8 @@ class OcrImageProcessor:
         square = np.empty((edge, edge, 3), np.uint8)
         square[:] = config.background_color
         top, left = (edge - height) // 2, (edge - width) // 2
-        picture = Image.fromarray(image).resize((width, height), Image.Resampling(config.resample))
-        square[top : top + height, left : left + width] = np.asarray(picture)
+        picture = picture_of(image).resize((width, height), Image.Resampling(config.resample))
+        square[top : top + height, left : left + width] = pixels_of(picture)
         return square
 
     def _part(self, media: Media, picture: np.ndarray, index: int, *, is_whole: bool = False) -> Prepared:

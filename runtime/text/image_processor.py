@@ -13,6 +13,7 @@ from runtime.models.config.dual_config import DualImages
 from runtime.models.config.image_config import ImageConfig, Normalization
 from runtime.models.config.media_config import LlavaEncoder
 from runtime.text.media_prompts import Prepared, check_kind
+from runtime.text.pictures import picture_of, pixels_of
 
 MAX_PIXELS = 1 << 26  # of an image after it was resized: narrow images become very long
 
@@ -60,7 +61,7 @@ def clip_pixels(image: np.ndarray, config: ImageConfig, param: str) -> np.ndarra
                 f"{param}: an image of {image.shape[1]} x {image.shape[0]} pixels is too narrow; crop it",
                 param=param,
             )
-        image = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling(config.resample)))
+        image = pixels_of(picture_of(image).resize((width, height), Image.Resampling(config.resample)))
     pixels = image.transpose(2, 0, 1)
     if config.do_center_crop:
         pixels = center_crop(pixels, *config.crop)

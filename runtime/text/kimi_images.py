@@ -21,6 +21,7 @@ from runtime.models.config.patch_image_config import MAX_STRETCH
 from runtime.text.image_processor import normalized
 from runtime.text.media_prompts import Prepared, check_kind
 from runtime.text.patch_image_processor import square_patches
+from runtime.text.pictures import picture_of, pixels_of
 
 HALVES = (0.5, 0.5, 0.5)
 Means = tuple[float, float, float]
@@ -132,7 +133,7 @@ class KimiImageProcessor:
         size = config.resized(height, width)
         if size != (height, width):
             resample = Image.Resampling(config.resample)
-            image = np.asarray(Image.fromarray(image).resize(size[::-1], resample))
+            image = pixels_of(picture_of(image).resize(size[::-1], resample))
         whole = np.zeros((*config.filled(*size), 3), np.uint8)
         whole[: size[0], : size[1]] = image
         pixels = normalized(whole.transpose(2, 0, 1), config)

@@ -16,6 +16,7 @@ from runtime.models.config.llama4_vision_config import Llama4Encoder
 from runtime.text.image_processor import normalized
 from runtime.text.marked_tiles import MarkedTileProcessor, Tiles, TileTokens, cut_grid
 from runtime.text.marker_tokens import marker_id
+from runtime.text.pictures import picture_of, pixels_of
 from runtime.text.vocabulary import Vocabulary
 
 START, END, IMAGE = "<|image_start|>", "<|image_end|>", "<|image|>"
@@ -94,13 +95,13 @@ def cut_tiles(image: np.ndarray, config: Llama4ImageConfig) -> Tiles:
     edge, resample = config.size.height, Image.Resampling(config.resample)
     rows, columns = config.canvas(*image.shape[:2])
     height, width = config.fitted(image.shape[0], image.shape[1], (rows, columns))
-    picture = Image.fromarray(image)
+    picture = picture_of(image)
     canvas = np.zeros((rows * edge, columns * edge, 3), np.uint8)
-    canvas[:height, :width] = np.asarray(picture.resize((width, height), resample))
+    canvas[:height, :width] = pixels_of(picture.resize((width, height), resample))
     tiles = cut_grid(canvas, rows, columns)
     is_split = len(tiles) > 1
     if is_split:
-        tiles.append(np.asarray(picture.resize((edge, edge), resample)))
+        tiles.append(pixels_of(picture.resize((edge, edge), resample)))
     values = np.stack([tile_pixels(tile, config) for tile in tiles])
     return Tiles(values=values, rows=rows if is_split else 0, columns=columns if is_split else 0)
 

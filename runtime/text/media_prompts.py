@@ -11,6 +11,7 @@ from runtime.errors import InternalFault, InvalidRequest, RequestError
 from runtime.media_kind import NAMES
 from runtime.messages.media import Media, MediaInput, MediaKind, MediaSource, SoundLimits, TokenGrid
 from runtime.messages.requests import GenerateRequest
+from runtime.text.prepared_files import PreparedFiles
 
 NOTHING: Mapping[tuple[int, int], int] = {}
 
@@ -20,6 +21,10 @@ class MediaLoader(Protocol):
 
     async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
         """The files, in the order of `sources`. Raises RequestError, naming `MediaSource.param`."""
+        ...
+
+    def check(self, sources: Sequence[MediaSource]) -> None:
+        """Raises InvalidRequest where a request has too many files."""
         ...
 
     def hold(self, values: np.ndarray) -> None:
@@ -86,25 +91,36 @@ class WritesPrompts(Protocol):
 class MediaPrompts:
     """Prompts of one model that takes images or sounds."""
 
-    def __init__(self, processor: MediaProcessor, loader: MediaLoader, *, pools: bool = False) -> None:
-        """`pools`: the model makes vectors, each of a text alone or of a file alone."""
+    def __init__(
+        self, processor: MediaProcessor, loader: MediaLoader, *, pools: bool = False, kept_bytes: int = 0
+    ) -> None:
+        """`pools`: the model makes vectors, each of a text alone or of a file alone. `kept_bytes`: of
+        prepared files for later requests."""
         self.loader, self.pools = loader, pools
         self._processor = processor
+        self.files = PreparedFiles[Prepared](kept_bytes)
 
     @property
     def is_attended(self) -> bool:
         """See MediaProcessor."""
         return self._processor.is_attended
 
+    def prepare(self, media: Sequence[Media], keys: Sequence[bytes] = ()) -> list[Prepared]:
+        """The files as the encoder takes them; those that have `keys` are kept for later requests.
+        Thread-safe. Raises InvalidRequest."""
+        prepared = [self._processor.prepare(one) for one in counted(media)]
+        for one in prepared:
+            for part in parts_of(one):
+                self.loader.hold(part.values)
+        for key, one in zip(keys, prepared, strict=False):  # there may be none
+            self.files.add(key, one, sum([part.values.nbytes for part in parts_of(one)]))
+        return prepared
+
     def expand(
-        self, prompt_ids: list[int], media: Sequence[Media]
+        self, prompt_ids: list[int], prepared: Sequence[Prepared]
     ) -> tuple[list[int], tuple[MediaInput, ...]]:
         """The prompt with the tokens of its files, and these as the ranks take them. Thread-safe. Raises
         InvalidRequest."""
-        prepared = [self._processor.prepare(one) for one in counted(media)]
-        for one in prepared:
-            for part in (one, *one.inner, *one.parts):
-                self.loader.hold(part.values)
         if self.is_attended:
             return prompt_ids, (attended(prompt_ids, prepared),)
         if self.pools:  # the file is all that there is
@@ -113,6 +129,11 @@ class MediaPrompts:
             check_counts(prompt_ids, self._processor.placeholder_ids, prepared)
             return self._processor.written(prompt_ids, prepared)
         return expand(prompt_ids, self._processor.placeholder_ids, prepared)
+
+
+def parts_of(one: Prepared) -> tuple[Prepared, ...]:
+    """A file, and what of it is encoded apart."""
+    return one, *one.inner, *one.parts
 
 
 def counted(media: Sequence[Media]) -> list[Media]:
@@ -133,7 +154,13 @@ def attended(prompt_ids: list[int], prepared: Sequence[Prepared]) -> MediaInput:
         )
     (one,) = prepared
     return MediaInput(
-        kind=one.kind, digest=one.digest, start=0, positions=one.positions, values=one.values, grid=one.grid
+        kind=one.kind,
+        digest=one.digest,
+        start=0,
+        positions=one.positions,
+        values=one.values,
+        grid=one.grid,
+        is_attended=True,
     )
 
 
@@ -147,11 +174,9 @@ def check_kind(media: Media, kinds: frozenset[MediaKind]) -> None:
         )
 
 
-async def load_media(prompts: MediaPrompts | None, request: GenerateRequest) -> list[Media]:
-    """The files that a request's prompt shows, or none. `prompts` None: the model takes text alone. Raises
-    RequestError: InvalidRequest for requests that may have no files, InternalFault for unexpected errors."""
-    if not request.media:
-        return []
+def check_media(prompts: MediaPrompts | None, request: GenerateRequest) -> MediaPrompts:
+    """Raises InvalidRequest for a request that may not have the files that it has. `prompts` None: the model
+    takes text alone."""
     param = request.media[0].param
     if prompts is None:
         raise InvalidRequest(
@@ -161,6 +186,13 @@ async def load_media(prompts: MediaPrompts | None, request: GenerateRequest) -> 
         raise InvalidRequest(
             f"{param}: images, videos and sounds are not possible in sessions; leave them out", param=param
         )
+    prompts.loader.check(request.media)
+    return prompts
+
+
+async def load_media(prompts: MediaPrompts, request: GenerateRequest) -> list[Media]:
+    """The files that a request's prompt shows. Raises RequestError: InternalFault for unexpected errors."""
+    param = request.media[0].param
     try:
         return await prompts.loader.load(request.media)
     except RequestError:

@@ -23,6 +23,7 @@ from runtime.text.marked_tiles import cut_grid
 from runtime.text.marker_tokens import marker_id
 from runtime.text.media_prompts import Prepared, check_kind
 from runtime.text.patch_image_processor import square_patches
+from runtime.text.pictures import picture_of, pixels_of
 from runtime.text.vocabulary import Vocabulary
 
 HALVES = (0.5, 0.5, 0.5)
@@ -145,8 +146,8 @@ class SliceProcessor:
 
     def _resized(self, media: Media, size: tuple[int, int]) -> np.ndarray:
         """uint8 [height, width, 3] of this size."""
-        picture = Image.fromarray(media.values[0])
-        return np.asarray(picture.resize(size[::-1], Image.Resampling(self._config.resample)))
+        picture = picture_of(media.values[0])
+        return pixels_of(picture.resize(size[::-1], Image.Resampling(self._config.resample)))
 
     def _part(
         self,

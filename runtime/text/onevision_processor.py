@@ -15,6 +15,7 @@ from runtime.models.config.image_config import ImageConfig, Size, read_image_fie
 from runtime.models.config.onevision_config import OneVisionEncoder
 from runtime.text.image_processor import clip_pixels
 from runtime.text.media_prompts import Prepared, check_kind
+from runtime.text.pictures import picture_of, pixels_of
 
 
 class TileConfig(ImageConfig, frozen=True, kw_only=True):
@@ -104,7 +105,7 @@ def cut_tiles(
         new = min(ceil(height * scale_wide), size[0]), size[1]
     else:
         new = size[0], min(ceil(width * scale_high), size[1])
-    resized = np.asarray(Image.fromarray(image).resize(new[::-1], Image.Resampling(config.resample)))
+    resized = pixels_of(picture_of(image).resize(new[::-1], Image.Resampling(config.resample)))
     whole, edge = np.zeros((*size, 3), np.uint8), encoder.tower.image_size
     top, left = (size[0] - new[0]) // 2, (size[1] - new[1]) // 2
     whole[top : top + new[0], left : left + new[1]] = resized

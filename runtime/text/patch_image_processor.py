@@ -14,6 +14,7 @@ from runtime.models.config.patch_image_config import MAX_STRETCH, PatchImageConf
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.text.image_processor import normalized
 from runtime.text.media_prompts import Prepared, check_kind
+from runtime.text.pictures import picture_of, pixels_of
 from runtime.text.video_tokens import TokenLayout, moment_times, moments_apart, one_grid
 
 
@@ -105,7 +106,7 @@ def image_patches(image: np.ndarray, size: tuple[int, int], config: PatchImageCo
     """uint8 [height, width, 3], resized to `size` -> float32 [patches, 3, patch_size, patch_size]."""
     height, width = size
     if image.shape[:2] != size:
-        image = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling(config.resample)))
+        image = pixels_of(picture_of(image).resize((width, height), Image.Resampling(config.resample)))
     return square_patches(normalized(image.transpose(2, 0, 1), config), config.patch_size, config.merge_size)
 
 

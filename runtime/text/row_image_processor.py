@@ -13,6 +13,7 @@ from runtime.models.config.pixtral_config import PixtralEncoder
 from runtime.models.config.row_image_config import RowImageConfig
 from runtime.text.image_processor import normalized
 from runtime.text.media_prompts import Prepared, check_kind
+from runtime.text.pictures import picture_of, pixels_of
 
 
 class RowImageProcessor:
@@ -40,9 +41,7 @@ class RowImageProcessor:
                 param=media.param,
             )
         if image.shape[:2] != (height, width):
-            image = np.asarray(
-                Image.fromarray(image).resize((width, height), Image.Resampling(config.resample))
-            )
+            image = pixels_of(picture_of(image).resize((width, height), Image.Resampling(config.resample)))
         rows, columns = height // unit, width // unit
         row = [self._encoder.placeholder_id] * columns
         return Prepared(

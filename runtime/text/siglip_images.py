@@ -19,6 +19,7 @@ from runtime.models.config.tile_image_config import TileImageConfig, read_tile_i
 from runtime.text.image_processor import normalized
 from runtime.text.marked_tiles import Cut, MarkedTileProcessor, Marks, Tiles, TileTokens, cut_grid
 from runtime.text.marker_tokens import marker_id
+from runtime.text.pictures import picture_of, pixels_of
 from runtime.text.tile_image_processor import image_tiles
 from runtime.text.vocabulary import Vocabulary
 
@@ -152,7 +153,7 @@ def scaled_to(image: np.ndarray, size: tuple[int, int], resample: int) -> np.nda
     """uint8 [height, width, 3], resized to a height and a width."""
     if image.shape[:2] == size:
         return image
-    return np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling(resample)))
+    return pixels_of(picture_of(image).resize(size[::-1], Image.Resampling(resample)))
 
 
 def split(image: np.ndarray, grid: tuple[int, int], edge: int, resample: int, config: Normalization) -> Tiles:

@@ -13,6 +13,7 @@ from runtime.models.config.internvl_config import InternVlEncoder
 from runtime.models.config.tile_image_config import TileImageConfig
 from runtime.text.image_processor import normalized
 from runtime.text.media_prompts import Prepared, check_kind
+from runtime.text.pictures import picture_of, pixels_of
 
 
 class TileImageProcessor:
@@ -41,7 +42,7 @@ class TileImageProcessor:
         """See MediaProcessor. Values are float32 [tiles, 3, size, size]; each frame is one tile."""
         check_kind(media, self._kinds)
         if media.kind is MediaKind.VIDEO:
-            tiles = np.stack([tile_of(Image.fromarray(frame), self._config) for frame in media.values])
+            tiles = np.stack([tile_of(picture_of(frame), self._config) for frame in media.values])
             ids, positions = self._frames(len(tiles))
         else:
             tiles = image_tiles(media.values[0], self._config)
@@ -74,8 +75,8 @@ def image_tiles(image: np.ndarray, config: TileImageConfig) -> np.ndarray:
     whole image last."""
     columns, rows = config.grid(*image.shape[:2])
     height, width = config.size.height, config.size.width
-    picture, resample = Image.fromarray(image), Image.Resampling(config.resample)
-    whole = np.asarray(picture.resize((columns * width, rows * height), resample))
+    picture, resample = picture_of(image), Image.Resampling(config.resample)
+    whole = pixels_of(picture.resize((columns * width, rows * height), resample))
     tiles = list(whole.reshape(rows, height, columns, width, 3).swapaxes(1, 2).reshape(-1, height, width, 3))
     cut = [normalized(tile.transpose(2, 0, 1), config) for tile in tiles]
     if len(tiles) > 1 and config.has_whole:
@@ -86,5 +87,5 @@ def image_tiles(image: np.ndarray, config: TileImageConfig) -> np.ndarray:
 def tile_of(picture: Image.Image, config: TileImageConfig) -> np.ndarray:
     """A whole picture as one tile, float32 [3, size, size]."""
     size = config.size.width, config.size.height
-    resized = np.asarray(picture.resize(size, Image.Resampling(config.resample)))
+    resized = pixels_of(picture.resize(size, Image.Resampling(config.resample)))
     return normalized(resized.transpose(2, 0, 1), config)

@@ -55,16 +55,25 @@ def test_translate(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_translate_takes_a_command_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["CUDA_VISIBLE_DEVICES=1", "vllm", "serve", "/m", "--port", "1", "--otlp-traces-endpoint", "u"]
+    command = [
+        "CUDA_VISIBLE_DEVICES=1",
+        "vllm",
+        "serve",
+        "/m",
+        "--port",
+        "1",
+        "--otlp-traces-endpoint",
+        "u:1",
+    ]
     assert main(["translate", *command]) == 0
     printed = capsys.readouterr()
     assert printed.out == (
-        "CUDA_VISIBLE_DEVICES=1 runtime serve --model-path /m --port 1 --otlp-traces-endpoint u\n"
+        "CUDA_VISIBLE_DEVICES=1 runtime serve --model-path /m --port 1 --enable-trace "
+        "--otlp-traces-endpoint u:1\n"
     )
-    assert "# this version refuses --otlp-traces-endpoint: --only-working leaves that out" in printed.err
     assert main(["translate", "--only-working", "--yaml", *command]) == 0
     printed = capsys.readouterr()
-    assert printed.out == 'model-path: "/m"\nport: 1\n'
+    assert printed.out == 'model-path: "/m"\nport: 1\nenable-trace: true\notlp-traces-endpoint: "u:1"\n'
     assert "to set in the environment: CUDA_VISIBLE_DEVICES" in printed.err
 
 

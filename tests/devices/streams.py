@@ -25,6 +25,8 @@ from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices.taped import TapedDevice
 
+EVENT_MS = 2.5  # between any two events
+
 
 class Stream:
     """Work that is still to be done, in order."""
@@ -59,7 +61,8 @@ class Event:
         self.streams = streams
         self.is_over = False
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream: Stream | None = None) -> None:
+        stream = stream or self.streams.now
         self.streams.calls.append(f"event {self.number} on {stream.name}")
         self.stream = stream
         if self.streams.is_late:
@@ -72,6 +75,10 @@ class Event:
 
     def query(self) -> bool:
         return self.is_over
+
+    def elapsed_time(self, other: "Event") -> float:
+        assert self.is_over and other.is_over and other.number > self.number
+        return EVENT_MS
 
     def synchronize(self) -> None:
         while not self.is_over:
@@ -87,7 +94,7 @@ class Streams:
         self.num_events = 0
         self.main = self.now = Stream(self, "main")
         self.Stream = lambda: Stream(self)
-        self.Event = lambda: Event(self)
+        self.Event = lambda enable_timing=False: Event(self)
 
     def current_stream(self) -> Stream:
         return self.now

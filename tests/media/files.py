@@ -66,3 +66,20 @@ def av_sound(kind: str, codec: str, rate: int = RATE) -> bytes:
             container.mux(stream.encode(frame))
             container.mux(stream.encode())
         return out.getvalue()
+
+
+def film(frames: np.ndarray, samples: np.ndarray, rate: int = 2) -> bytes:
+    """An MP4 video of RGB frames [frames, height, width, 3], `rate` a second, with a mono sound of RATE."""
+    with io.BytesIO() as out:
+        with av.open(out, "w", format="mp4") as container:
+            stream: Any = container.add_stream("mpeg4", rate=rate)
+            stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], "yuv420p"
+            sounds: Any = container.add_stream("aac", rate=RATE, layout="mono")
+            for values in frames:
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(values, format="rgb24")))
+            container.mux(stream.encode())
+            frame = av.AudioFrame.from_ndarray(samples[None].astype(np.float32), format="fltp", layout="mono")
+            frame.sample_rate = RATE
+            container.mux(sounds.encode(frame))
+            container.mux(sounds.encode())
+        return out.getvalue()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from pillow_heif import register_heif_opener
 
 from runtime.media.decode import decode_file
 from runtime.media.decode_messages import DecodeError, DecodeRequest, DecodeResult
@@ -57,6 +58,28 @@ def test_a_photo_is_turned_as_its_exif_says() -> None:
     values = picture(image("JPEG", exif=exif, quality=95))
     assert values.shape == (1, 40, 24, 3)
     assert np.abs(values[0].astype(int) - np.rot90(pixels(), -1)).max() <= 12
+
+
+def heic(values: np.ndarray) -> bytes:
+    """A photo as phones write it."""
+    register_heif_opener()
+    try:
+        return image("HEIF", values, quality=95)
+    finally:  # the runtime opens such files by another library
+        Image.OPEN.pop("HEIF")
+        Image.SAVE.pop("HEIF")
+
+
+def test_a_photo_of_a_phone_is_opened() -> None:
+    data = heic(pixels(64, 96))
+    assert data[4:8] == b"ftyp" and data[8:12] == b"heic"
+    values = picture(data)
+    assert values.shape == (1, 64, 96, 3) and np.abs(values[0].astype(int) - pixels(64, 96)).max() <= 24
+    for bad in (data[:200], data[: len(data) // 2]):
+        with pytest.raises(DecodeError, match="damaged image|none of"):
+            picture(bad)
+    with pytest.raises(DecodeError, match="96 x 64 pixels"):
+        picture(data, max_pixels=6000)
 
 
 def test_an_animation_is_its_first_frame() -> None:

@@ -9,7 +9,7 @@ from runtime.media import loader
 from runtime.media.fetch import Fetcher
 from runtime.media.settings import MediaSettings
 from runtime.messages.media import MediaKind
-from tests.media.loading import PARAM, PNG, ended, error, is_picture, loading, named, response, web
+from tests.media.loading import PARAM, PNG, Answer, ended, error, is_picture, loading, named, response, web
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +23,21 @@ def anyio_backend() -> str:
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1", "localhost"]
+    "host",
+    [
+        *("127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "localhost", "localhost."),
+        *(
+            "2130706433",
+            "0x7f.1",
+            "0x7f000001",
+            "0177.0.0.1",
+            "017700000001",
+            "127.1",
+            "127.0.1",
+            "0",
+            "[::]",
+        ),
+    ],
 )
 async def test_this_machine_is_not_connected_to(host: str) -> None:
     asked: list[str] = []
@@ -88,6 +102,55 @@ async def test_the_connection_goes_to_the_address_that_was_checked() -> None:
         assert connected == [("93.184.216.34", 80)]
         assert "no public address" in (await error(one, named("http://rebinding.test/a.png"))).message
     assert len(connected) == 1
+
+
+async def test_a_redirect_to_a_name_that_is_private_is_refused() -> None:
+    """Each name on the way is resolved, checked and pinned by itself."""
+    addresses = {"first.test": ["93.184.216.34"], "inside.test": ["192.168.1.1"]}
+    connected: list[tuple[str, int]] = []
+    async with web(redirecting("http://inside.test:8080/a.png")) as url, ended():
+
+        async def resolve(host: str, port: int) -> list[str]:
+            return addresses[host]
+
+        async def connect(address: str, port: int) -> ByteStream:
+            connected.append((address, port))
+            return await anyio.connect_tcp("127.0.0.1", int(url.rpartition(":")[2]))
+
+        async with loading(lambda domains: Fetcher(domains, resolve, connect), domains=frozenset()) as one:
+            refused = await error(one, named("http://first.test:81/a.png"))
+    assert isinstance(refused, InvalidRequest) and "inside.test has no public address" in refused.message
+    assert connected == [("93.184.216.34", 81)]
+
+
+def redirecting(target: str) -> Answer:
+    async def answer(path: str, stream: SocketStream) -> None:
+        await stream.send(response(b"", "302 Found", more=f"location: {target}\r\n"))
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://127.0.0.1@example.com/", "user"),
+        ("http://example.com:pw@127.0.0.1/", "user"),
+        ("http://a:b@example.com/", "user"),
+        ("http://example.com\\@127.0.0.1/", "plain characters"),
+        ("http://example.com#@127.0.0.1/", "resolved: example.com"),
+        ("http://example.com:0x50/", "port"),
+        ("http://example.com:65536/", "port"),
+        ("http://ex%61mple.com/", "resolved: ex%61mple.com"),
+    ],
+)
+async def test_the_host_is_the_one_that_all_readers_see(url: str, words: str) -> None:
+    """Users, fragments and escapes hide no host behind another one."""
+
+    async def resolve(host: str, port: int) -> list[str]:
+        raise OSError(1, f"resolved: {host}")
+
+    async with loading(lambda domains: Fetcher(domains, resolve), domains=frozenset()) as one:
+        assert words in (await error(one, named(url))).message
 
 
 async def test_one_private_address_of_a_name_is_enough_to_refuse_it() -> None:
@@ -161,6 +224,24 @@ async def test_a_slow_body_ends_at_the_limit_of_time() -> None:
     async with web(answer) as url, loading(timeout_s=0.2) as one:
         refused = await error(one, named(url))
         assert isinstance(refused, InvalidRequest) and "--mm-per-request-timeout" in refused.message
+
+
+async def test_a_body_that_drips_ends_at_the_limit_of_time_too() -> None:
+    """The limit is for the whole file, not for the next byte."""
+    sent = 0
+
+    async def answer(path: str, stream: SocketStream) -> None:
+        nonlocal sent
+        await stream.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+        while True:
+            await stream.send(b"x")
+            sent += 1
+            await anyio.sleep(0.01)
+
+    async with web(answer) as url, loading(timeout_s=0.3) as one:
+        refused = await error(one, named(url))
+    assert isinstance(refused, InvalidRequest) and "--mm-per-request-timeout" in refused.message
+    assert 1 < sent < 1000
 
 
 async def test_a_request_that_had_no_turn_may_come_again() -> None:

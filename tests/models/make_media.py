@@ -196,6 +196,9 @@ class ArrayLoader:
             self._arrays[f"sound of {url}"] = sounds[0]
         return MediaSource(kind=KIND_OF[shown.ndim], param="media", url=url, has_sound=bool(sounds))
 
+    def check(self, sources: Sequence[MediaSource]) -> None:
+        """See MediaLoader."""
+
     def hold(self, values: np.ndarray) -> None:
         """See MediaLoader."""
 

@@ -27,8 +27,6 @@ OTHERS = {"--disable-chunked-prefix-cache": "prefixes are expanded in parts of t
 DEBUGGING = "tools for debugging are planned"
 PLANNED = {
     "--tokenizer-metrics-": "labels of requests are planned",
-    "--enable-trace": DEBUGGING,
-    "--oltp-traces-endpoint": DEBUGGING,
     "--enable-return-routed-experts": DEBUGGING,
 }
 # choices of the reference that are refused

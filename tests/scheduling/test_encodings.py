@@ -10,7 +10,7 @@ from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
 from runtime.scheduling.draft_planner import num_of_text
 from runtime.scheduling.drafts import Draft
-from runtime.scheduling.encodings import Encodings, RowsBuilder
+from runtime.scheduling.encodings import Encodings, RowsBuilder, charge, encoded_for
 
 ROWS = 4
 PLACEHOLDER = 9
@@ -171,3 +171,16 @@ def test_whole_images_are_not_divided(start: int, count: int, most: int, expecte
     one = sequence(image(b"a", 5), image(b"b", 12))
     encodings.begin()
     assert encodings.cut(one, start, count, most) == expected
+
+
+def test_the_encoder_s_time_is_shared_out_by_rows() -> None:
+    encodings, rank = Encodings(100), Rank()
+    one, other = sequence(image(b"a", 0), image(b"b", 8)), sequence(image(b"a", 0), image(b"c", 8))
+    encodings.begin()
+    for each in (one, other):
+        encodings.cut(each, 0, 20, 20)
+    made = encodings.take_made()
+    assert rank.obey(encodings.take_command()) == 3 and encodings.take_made() == []
+    charge(made, 0.3)
+    assert encoded_for([one]) == {0: (2, pytest.approx(0.2))}
+    assert encoded_for([other, sequence()]) == {0: (1, pytest.approx(0.1))}, "none where there are no media"

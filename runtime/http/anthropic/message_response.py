@@ -5,6 +5,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from runtime.http.openai.completion_response import MediaTokens
 from runtime.json_value import JsonDict
 
 
@@ -23,6 +24,7 @@ class MessageUsage(Struct, forbid_unknown_fields=True):
     output_tokens: int
     output_tokens_details: ReasoningTokens
     service_tier: str
+    input_tokens_details: MediaTokens | UnsetType = UNSET  # with images; an extension
 
 
 class Text(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):

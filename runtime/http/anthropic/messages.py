@@ -12,6 +12,7 @@ from runtime.http.anthropic.message_response import Message, MessageEvent, Token
 from runtime.http.anthropic.writer import Payload, Writer
 from runtime.http.errors import AnthropicError, anthropic_error, decode, renamed
 from runtime.http.fields.media import MediaParts
+from runtime.http.fields.media_usage import media_fields
 from runtime.http.fields.model import adapter_named, response_model
 from runtime.http.fields.thinking import has_budgets
 from runtime.http.openai import chat
@@ -22,6 +23,7 @@ from runtime.http.streaming.answer_reader import events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import typed_events
 from runtime.json_value import Fields
+from runtime.messages.media import MediaUsage
 from runtime.messages.requests import Delta, Finish, FinishReason
 from runtime.parsing.events import Event, Reasoning
 from runtime.service import Service
@@ -159,7 +161,7 @@ class MessageAnswerFormat:
         end = self.finish
         assert end is not None
         self.message["usage"] = usage(
-            end.prompt_tokens, end.cached_tokens, end.completion_tokens, self.reasoning_tokens
+            end.prompt_tokens, end.cached_tokens, end.completion_tokens, self.reasoning_tokens, end.media
         )
         is_matched = end.reason is FinishReason.STOP and end.matched in self.stops
         if end.reason is FinishReason.LENGTH:
@@ -176,8 +178,15 @@ class MessageAnswerFormat:
         }
 
 
-def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int, reasoning_tokens: int) -> Payload:
+def usage(
+    prompt_tokens: int,
+    cached_tokens: int,
+    output_tokens: int,
+    reasoning_tokens: int,
+    media: MediaUsage | None = None,
+) -> Payload:
     """The `usage` object. Input tokens are those that were not cached."""
+    details = media_fields([media])
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -185,7 +194,7 @@ def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int, reasoning_
         "output_tokens": output_tokens,
         "output_tokens_details": {"thinking_tokens": reasoning_tokens},
         "service_tier": "standard",
-    }
+    } | ({"input_tokens_details": details} if details else {})
 
 
 OPERATIONS = (

@@ -12,9 +12,10 @@ from typing import Literal
 from uuid import uuid4
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, convert
 
 from runtime.errors import InvalidRequest, RequestError
+from runtime.http.fields.media_usage import media_fields
 from runtime.http.fields.model import check_model
 from runtime.http.openai.completion_response import CachedTokens, Usage
 from runtime.http.streaming.answer_format import Output
@@ -156,11 +157,12 @@ def usage(outputs: list[Output]) -> Usage:
     """The `usage` object of all outputs."""
     count = sum(output.finish.prompt_tokens for output in outputs if output.finish is not None)
     cached = sum(output.finish.cached_tokens for output in outputs if output.finish is not None)
+    media = [output.finish.media for output in outputs if output.finish is not None]
     return Usage(
         prompt_tokens=count,
         completion_tokens=0,
         total_tokens=count,
-        prompt_tokens_details=CachedTokens(cached),
+        prompt_tokens_details=convert({"cached_tokens": cached} | media_fields(media), CachedTokens),
     )
 
 

@@ -1,4 +1,4 @@
-"""Request headers with a meaning here: routing key, replica, time limits, half. The tenant's is in
+"""Request headers with a meaning here: routing key, replica, time limits, trace, half. The tenant's is in
 http/auth.py."""
 
 from math import isfinite
@@ -14,6 +14,7 @@ from runtime.transfer.key import parse_header
 ROUTING_KEYS = ("x-routing-key", "x-smg-routing-key")  # ours, and that of SGLang's gateway
 TIMEOUT = "x-request-timeout"  # seconds, from arrival to the end
 QUEUE_TIMEOUT = "x-queue-timeout"  # seconds, from arrival to the first step
+TRACEPARENT = "traceparent"  # W3C Trace Context
 REPLICA = "x-data-parallel-rank"  # index of a replica
 MAX_CHARS = 256
 
@@ -26,6 +27,7 @@ class RequestHeaders(Struct, frozen=True):
     queue_timeout_s: float | None = None
     replica: int | None = None
     transfer: Transfer | None = None
+    traceparent: str = ""
     bearer: bytes = b""  # of `authorization`, for a Transfer whose room the body names
 
 
@@ -38,8 +40,15 @@ def read_headers(headers: Headers) -> RequestHeaders:
         _seconds(headers, QUEUE_TIMEOUT),
         _index(headers, REPLICA),
         None if (half := headers.get(TRANSFER)) is None else parse_header(half),
+        _traceparent(headers),
         _bearer(headers),
     )
+
+
+def _traceparent(headers: Headers) -> str:
+    """As W3C Trace Context asks, a header of another form is none."""
+    value = headers.get(TRACEPARENT, "")
+    return value if len(value) <= MAX_CHARS else ""
 
 
 def _bearer(headers: Headers) -> bytes:

@@ -9,6 +9,7 @@ from runtime.errors import RequestError
 from runtime.http.errors import error_object
 from runtime.http.fields import hidden_states as hidden
 from runtime.http.fields.cached_tokens import tiers
+from runtime.http.fields.media_usage import cached_media_fields, media_fields
 from runtime.http.native.native_response import Generated
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_format import Output, silenced
@@ -103,6 +104,8 @@ class GenerateAnswerFormat:
             "weight_version": self.service.card.weight_version,
             "e2e_latency": time.monotonic() - request.arrival_s,
         }
+        if end is not None:
+            meta |= media_fields([end.media])
         if end is not None and end.drafts is not None:
             meta |= _speculation(end.drafts)
         if logprobs.is_on:
@@ -117,11 +120,10 @@ class GenerateAnswerFormat:
 
     def _tiers(self, output: Output | Finish) -> Fields | None:
         """Sources of the cached tokens; None where nothing was cached, as in SGLang."""
-        return (
-            tiers(output.cached_tokens, [output.loaded], self.service.card.storage)
-            if output.cached_tokens
-            else None
-        )
+        if not output.cached_tokens:
+            return None
+        found = tiers(output.cached_tokens, [output.loaded], self.service.card.storage)
+        return found | cached_media_fields([output.media if isinstance(output, Finish) else None])
 
     def _logprobs(self, prefix: str, tokens: Sequence[TokenLogprob], options: LogprobOptions) -> Fields:
         fields: Fields = {

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from runtime.http.openai.completion_response import Tiers
+from runtime.http.openai.completion_response import CachedTokensDetails
 from runtime.json_value import JsonValue
 
 # log probability, token id, and the token's text where it was requested
@@ -29,7 +29,12 @@ class MetaInfo(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_tokens: int
     completion_tokens: int | UnsetType = UNSET
     cached_tokens: int
-    cached_tokens_details: Tiers | None | UnsetType = UNSET
+    cached_tokens_details: CachedTokensDetails | None | UnsetType = UNSET
+    image_tokens: int | UnsetType = UNSET  # of the prompt; these at the end, where it has media
+    video_tokens: int | UnsetType = UNSET
+    audio_tokens: int | UnsetType = UNSET
+    cached_media: int | UnsetType = UNSET  # images, videos and sounds that were not encoded
+    encode_seconds: float | UnsetType = UNSET
     weight_version: str | UnsetType = UNSET
     e2e_latency: float
     spec_verify_ct: int | UnsetType = UNSET  # steps that verified drafts; these, where there were some

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from runtime.http.openai.completion_response import ChatTokenLogprob
+from runtime.http.openai.completion_response import ChatTokenLogprob, MediaTokens
 from runtime.json_value import JsonDict
 
 
@@ -46,6 +46,7 @@ class Line(Struct, kw_only=True, forbid_unknown_fields=True):
     load_duration: int | UnsetType = UNSET
     prompt_eval_count: int | UnsetType = UNSET
     prompt_eval_duration: int | UnsetType = UNSET
+    prompt_eval_details: MediaTokens | UnsetType = UNSET  # with images; an extension
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
     logprobs: list[ChatTokenLogprob] | UnsetType = UNSET

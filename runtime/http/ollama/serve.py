@@ -12,6 +12,7 @@ from starlette.responses import Response
 from runtime.errors import InvalidRequest, RequestError
 from runtime.http.errors import ModelNotFound, OllamaError, decode, renamed
 from runtime.http.fields.constraint import constraint_of
+from runtime.http.fields.media_usage import media_fields
 from runtime.http.fields.tool_arguments import object_of
 from runtime.http.ollama.ollama_request import ChatBody, GenerateBody, Message, Options, Shared
 from runtime.http.ollama.ollama_response import ChatLine, GenerateLine
@@ -279,6 +280,7 @@ class Writer:
         """The fields of the last line: finish reason, durations and counts."""
         now = time.monotonic_ns()
         reason = "length" if finish.reason is FinishReason.LENGTH else "stop"
+        details = media_fields([finish.media])
         return {
             "done_reason": reason,
             "total_duration": now - self.begin_ns,
@@ -287,7 +289,7 @@ class Writer:
             "prompt_eval_duration": self.first - self.begin_ns,
             "eval_count": finish.completion_tokens,
             "eval_duration": now - self.first,
-        }
+        } | ({"prompt_eval_details": details} if details else {})
 
 
 class LinesAnswerFormat:

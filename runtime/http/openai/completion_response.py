@@ -16,20 +16,40 @@ from runtime.json_value import JsonDict, JsonValue
 T = TypeVar("T")
 
 
-class Tiers(Struct, forbid_unknown_fields=True):
-    """Where cached tokens came from (--enable-cache-report)."""
+class CachedTokensDetails(Struct, forbid_unknown_fields=True):
+    """Where cached tokens came from (--enable-cache-report), and those that stand for images, videos and
+    sounds, where the prompt has some."""
 
-    device: int
-    host: int
+    device: int | UnsetType = UNSET
+    host: int | UnsetType = UNSET
     storage: int | UnsetType = UNSET
     storage_backend: str | UnsetType = UNSET
+    image_tokens: int | UnsetType = UNSET
+    video_tokens: int | UnsetType = UNSET
+    audio_tokens: int | UnsetType = UNSET
+
+
+class MediaTokens(Struct, forbid_unknown_fields=True):
+    """Tokens of images, videos and sounds of the prompt, where it has some, how many of these were not
+    encoded, as they were cached, and the seconds of the encoder."""
+
+    image_tokens: int | UnsetType = UNSET
+    video_tokens: int | UnsetType = UNSET
+    audio_tokens: int | UnsetType = UNSET
+    cached_media: int | UnsetType = UNSET
+    encode_seconds: float | UnsetType = UNSET
 
 
 class CachedTokens(Struct, forbid_unknown_fields=True):
-    """Cached tokens of the prompt."""
+    """Cached tokens of the prompt; the other fields are those of MediaTokens."""
 
     cached_tokens: int
-    cached_tokens_details: Tiers | UnsetType = UNSET
+    cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
+    image_tokens: int | UnsetType = UNSET
+    video_tokens: int | UnsetType = UNSET
+    audio_tokens: int | UnsetType = UNSET
+    cached_media: int | UnsetType = UNSET
+    encode_seconds: float | UnsetType = UNSET
 
 
 class OutputTokens(Struct, forbid_unknown_fields=True):

@@ -5,9 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import uuid4
 
 from runtime.http.fields.cached_tokens import tiers
+from runtime.http.fields.media_usage import cached_media_fields, media_fields, of_prompt
 from runtime.http.openai.completion_request import StreamOptions
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_format import Output
+from runtime.json_value import Fields
+from runtime.messages.media import MediaUsage
 from runtime.messages.requests import CacheSources, Delta, DraftCounts, Finish
 from runtime.service import CacheReport
 
@@ -26,6 +29,7 @@ class Meter:
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.drafts: list[DraftCounts] = []
+        self.media: dict[int, MediaUsage] = {}  # by prompt
 
     def add(self, choice: int, delta: Delta) -> None:
         """Counts a delta of a choice."""
@@ -40,6 +44,9 @@ class Meter:
             self._cached(prompt, delta.finish.cached_tokens, delta.finish.loaded)
             if delta.finish.drafts is not None:
                 self.drafts.append(delta.finish.drafts)
+            media = of_prompt([self.media.get(prompt), delta.finish.media])
+            if media is not None:
+                self.media[prompt] = media
 
     def usage(self) -> dict[str, object]:
         """The `usage` of what was added so far."""
@@ -51,6 +58,7 @@ class Meter:
             self.report,
             self.loaded.values(),
             self.drafts,
+            list(self.media.values()),
         )
 
     def _cached(self, prompt: int, tokens: int, loaded: CacheSources) -> None:
@@ -66,12 +74,15 @@ def usage(
     report: CacheReport | None,
     loaded: Iterable[CacheSources],
     drafts: Sequence[DraftCounts],
+    media: Sequence[MediaUsage | None] = (),
 ) -> dict[str, object]:
     """The `usage` object. `loaded`: sources of the cached tokens, one entry a prompt; used with a cache
-    `report`. `drafts`: of the sequences that had some."""
-    details: dict[str, object] = {"cached_tokens": cached_tokens}
-    if report is not None:
-        details["cached_tokens_details"] = tiers(cached_tokens, loaded, report.storage)
+    `report`. `drafts`: of the sequences that had some. `media`: one entry a prompt."""
+    details: Fields = {"cached_tokens": cached_tokens}
+    details |= media_fields(media)
+    cached = {} if report is None else tiers(cached_tokens, loaded, report.storage)
+    if cached := cached | cached_media_fields(media):
+        details["cached_tokens_details"] = cached
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -103,6 +114,7 @@ def usage_of(outputs: list[Output], n: int, report: CacheReport | None) -> dict[
         report,
         [end.loaded for end in most],
         [end.drafts for end in ends if end.drafts is not None],
+        [of_prompt([end.media for end in prompt]) for prompt in prompts],
     )
 
 

@@ -97,7 +97,9 @@ def silenced(delta: Delta) -> Delta:
 
 def _nothing(finish: Finish) -> Finish:
     reason = finish.reason if finish.reason is FinishReason.ABORT else FinishReason.LENGTH
-    return Finish(reason, None, finish.prompt_tokens, 0, finish.cached_tokens, finish.loaded)
+    return Finish(
+        reason, None, finish.prompt_tokens, 0, finish.cached_tokens, finish.loaded, media=finish.media
+    )
 
 
 class AnswerFormat(Protocol):

@@ -93,9 +93,12 @@ class DualImages(Struct, frozen=True, kw_only=True):
     def num_weights(self) -> int:
         """Numbers in all weights, with those of the projection of texts."""
         tower, size = self.tower, self.tower.hidden_size
-        table = (tower.num_patches + 6 + 3 * tower.patch_size**2) * size
-        head = tower.layer_weights + 2 * size if self.is_siglip else 0
-        return table + tower.num_layers * tower.layer_weights + head + 2 * self.output_size * size
+        layers = tower.num_layers * tower.layer_weights
+        patches = (tower.num_patches + 3 * tower.patch_size**2) * size
+        if not self.is_siglip:  # a class, a position of it, two norms; two projections
+            return layers + patches + 6 * size + 2 * self.output_size * size
+        # a bias and a norm; a layer with a probe in place of a norm, and its bias; a projection of texts
+        return layers + patches + 3 * size + tower.layer_weights - size + self.output_size * (size + 1)
 
 
 class DualText(Struct, frozen=True, kw_only=True):

@@ -129,6 +129,7 @@ def _from_vllm(flag: str, values: list[str], notes: list[str]) -> Iterator[Setti
     elif key in vllm.JSON_LISTS:
         yield vllm.JSON_LISTS[key], _json_list(values)
     elif key in vllm.COMMON or key == "--model-path":
+        yield from vllm.TURNED_ON.get(key, [])
         yield _ours(key, values, notes)
     else:
         notes.append(f"{flag} is left out: {without.get(key, 'it is unknown here')}")

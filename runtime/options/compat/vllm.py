@@ -42,6 +42,9 @@ COMMON = frozenset(
     }
 )
 
+# flags of COMMON that turn on there what has a switch of its own here
+TURNED_ON: dict[str, list[tuple[str, Value]]] = {"--otlp-traces-endpoint": [("--enable-trace", True)]}
+
 # lengths, which may be written as 8k or 8K
 LENGTHS = frozenset({"--max-model-len", "--max-num-batched-tokens"})
 

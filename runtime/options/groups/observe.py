@@ -75,10 +75,16 @@ class Observe(Group, frozen=True, kw_only=True):
             "docs/kv_events.md."
         ),
     ] = None
-    enable_trace: A[bool, planned("Trace requests with OpenTelemetry.")] = False
-    otlp_traces_endpoint: A[str, planned("Collector of the traces.", aliases=("--oltp-traces-endpoint",))] = (
-        "localhost:4317"
-    )
+    enable_trace: A[
+        bool, option("Trace requests with OpenTelemetry.", note="needs the extra `trace`; see docs/logs.md")
+    ] = False
+    otlp_traces_endpoint: A[
+        str,
+        option(
+            "Collector of the traces: host:port of OTLP over gRPC; with https:// by TLS.",
+            aliases=("--oltp-traces-endpoint",),
+        ),
+    ] = "localhost:4317"
     export_metrics_to_file: A[bool, option("Write the figures of each request to files, a line each.")] = (
         False
     )

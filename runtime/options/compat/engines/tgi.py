@@ -56,7 +56,7 @@ OPTIONS = named(
         "--validation-workers": left_out("one tokenizer actor encodes, long texts in worker threads"),
         "--rope-scaling --rope-factor": _ROPE,
         "--json-output": switch(("--log-format", "json")),
-        "--otlp-endpoint": Option("--otlp-traces-endpoint"),
+        "--otlp-endpoint": Option("--otlp-traces-endpoint", sets=(("--enable-trace", True),)),
         "--otlp-service-name": left_out("see --otlp-traces-endpoint"),
         "--cors-allow-origin": Option("--cors-origins", read="commas"),
         "--api-key": Option("--api-key"),
