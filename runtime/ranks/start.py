@@ -30,7 +30,7 @@ from runtime.ranks.cross_cache import CrossCache, media_bytes, open_cross
 from runtime.ranks.drafting.draft_weights import open_draft_weights
 from runtime.ranks.drafting.open_drafts import LoadedDraft, open_draft_loader, with_aux_layers
 from runtime.ranks.drafting.open_runner import draft_state_bytes, open_drafts
-from runtime.ranks.expert_counts import open_load
+from runtime.ranks.expert_counts import ExpertLoad, open_load
 from runtime.ranks.graph_setup import GraphSetup
 from runtime.ranks.host_states import host_share, open_host_states
 from runtime.ranks.kernel_steps import compile_kernels
@@ -78,8 +78,7 @@ def start_torch_rank(
     draft = None if draft_loader is None else draft_loader.load(model, progress)
     adapters = open_adapters(device, model, start, config)
     weights_bytes = loaded.num_bytes + sum(part.num_bytes for part in (adapters, draft) if part is not None)
-    mlps = [getattr(layer, "mlp", None) for layer in model.layers] if config.moe is not None else []
-    experts = open_load(device, mlps, start.expert_steps)
+    experts = open_expert_load(device, model, start, config)
     device.memory.empty_cache()
     times.append(perf_counter())
     progress("profile", 0, 0)
@@ -115,6 +114,7 @@ def start_torch_rank(
         open_drafts(device, draft, slots, draft_kv, start, dtype, dtypes.states),
         open_pipeline(device, start, config, dtype),
         start.encoding == "shared",
+        loaded.offload,
     )
     weights = open_draft_weights(runner.drafts, draft_loader, draft, start)
     memory_saver = MemorySaver(rank, runner, loader, loaded.num_bytes, dtypes.kv, sizes, host, weights)
@@ -122,6 +122,14 @@ def start_torch_rank(
     ready = report(rank, runner, sizes, weights_bytes, np.diff(times).tolist())
     ready = with_sizes(ready, host, states, has_states=keeps_states(start, config))
     return StartedRank(runner, memory_saver, ready, start.trace_folder, start.num_ranks)
+
+
+def open_expert_load(
+    device: Device, model: Model, start: StartRank, config: ModelConfig
+) -> ExpertLoad | None:
+    """Counts of the tokens of each expert; None where they are not asked for, or there are no experts."""
+    mlps = [getattr(layer, "mlp", None) for layer in model.layers] if config.moe is not None else []
+    return open_load(device, mlps, start.expert_steps)
 
 
 def report(
