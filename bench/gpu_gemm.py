@@ -72,7 +72,7 @@ def label(scheme: Scheme) -> str:
     return f"{scheme.name}{' with zero points' if has_zero_points else ''}"
 
 
-def measured(bench: Bench, num_bytes: float, flops: float, call: Any) -> dict[str, float]:
+def measured(bench: Bench, num_bytes: float, flops: float, call: Any) -> dict[str, Any]:
     """Microseconds, and the shares of bandwidth and peak."""
     seconds = bench.seconds(call)
     return {
@@ -133,6 +133,7 @@ def experts(bench: Bench, gpu: Any) -> dict[str, Any]:
     from runtime.devices.cuda.moe import CudaExperts
 
     layer, figures = CudaExperts(gpu), bench.figures("experts")
+    torchs = CudaExperts(gpu, grouped_from=0)  # experts in bf16 by torch's grouped product
     for name, (num, top_k, hidden, inner) in (
         {"tiny": (4, 2, 128, 128)} if bench.is_dry else EXPERTS
     ).items():
@@ -147,12 +148,11 @@ def experts(bench: Bench, gpu: Any) -> dict[str, Any]:
                 shares, x = torch.rand(tokens, top_k, device=bench.torch_device), bench.randn(tokens, hidden)
                 chosen = 1 - (1 - top_k / num) ** tokens
                 size = chosen * sum(one.weight.nbytes for one in packed)
-                figures[f"{'bf16' if scheme is None else label(scheme)} {name}, {tokens} tokens"] = measured(
-                    bench,
-                    size,
-                    6.0 * tokens * top_k * hidden * inner,
-                    lambda: layer.apply(x, ids, shares, packed),
-                )
+                flops = 6.0 * tokens * top_k * hidden * inner
+                line = measured(bench, size, flops, lambda: layer.apply(x, ids, shares, packed))
+                if scheme is None:
+                    line["torch"] = measured(bench, size, flops, lambda: torchs.apply(x, ids, shares, packed))
+                figures[f"{'bf16' if scheme is None else label(scheme)} {name}, {tokens} tokens"] = line
     return figures
 
 

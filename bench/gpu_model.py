@@ -25,7 +25,7 @@ from bench.shapes import SHAPES
 from runtime.devices.base import Device
 from runtime.devices.executor import Pending
 from runtime.devices.progress import without_progress
-from runtime.messages.ranks import CompileConfig, StartRank
+from runtime.messages.ranks import CompileConfig, DeviceOption, StartRank
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.ranks.open_executor import open_executor
@@ -79,11 +79,19 @@ def dry_executor(message: StartRank) -> TorchExecutor:
     from runtime.devices.cpu.facts import FACTS
     from runtime.devices.cuda.fused import CudaFusedOps
     from runtime.devices.cuda.kernels.launch import INTERPRETER
-    from runtime.devices.cuda.ops import CudaOps
+    from runtime.devices.cuda.ops import CudaOps, SplitCounters
+    from runtime.devices.cuda.options import CudaOptions
+    from runtime.devices.options import read_options
 
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         device = open_device(start, rank, dtype)
-        ops = CudaOps(dtype, INTERPRETER)
+        options = read_options(message, CudaOptions)
+        counters = SplitCounters.of(
+            options.kernel_fusion, INTERPRETER, device.torch_device, lists=options.lists_work
+        )
+        ops = CudaOps(
+            dtype, INTERPRETER, fusion=options.kernel_fusion, counters=counters, gemv_rows=options.gemv_rows
+        )
         return replace(device, ops=ops, fused=CudaFusedOps(ops), programs=None)
 
     return TorchExecutor(start_torch_rank(0, message, without_progress, opened, FACTS))
@@ -118,9 +126,11 @@ class Model:
         dtype: str = "bfloat16",
         kv_dtype: str = "auto",
         graph_sizes: Sequence[int] | None = None,
+        device_options: dict[str, DeviceOption] | None = None,
     ) -> "Model":
         """Starts a rank. `tokens`: the tokens of all pages; `piecewise_tokens`: sizes of steps that may be
-        captured in piecewise graphs; `graph_sizes`: of decode steps that may be, None: one of all slots."""
+        captured in piecewise graphs; `graph_sizes`: of decode steps that may be, None: one of all slots;
+        `device_options`: of CudaOptions, None: its defaults."""
         begin = perf_counter()
         message = StartRank(
             device=device,
@@ -142,6 +152,7 @@ class Model:
             graph_sizes=[] if is_dry or device == "cpu" else list(graph_sizes or [slots]),
             piecewise_sizes=[] if is_dry else list(piecewise_tokens),
             compiled=compiled or CompileConfig(),
+            device_options=device_options or {},
         )
         executor = dry_executor(message) if is_dry else open_executor(0, message, without_progress)
         ready = executor.ready

@@ -2,8 +2,8 @@
 limit of its own, and each figure a line of gpu.jsonl the moment it is known (in the folder $OUT, else
 bench/results). So no section costs another one's results, and what was cut off leaves what it has seen.
 
-    python -m bench.gpu_run A             # correctness, ceilings, kernels, steps of whole models
-    python -m bench.gpu_run B             # idle time, the server over HTTP, quantized products and experts
+    python -m bench.gpu_run A             # what no card has run yet: correctness, joined kernels, the server
+    python -m bench.gpu_run B             # steps of whole models, engines, idle time, products, experts
     python -m bench.gpu_run C             # torch.compile
     python -m bench.gpu_run A B C --dry   # every line of the benches, tiny, without a GPU
 """
@@ -65,17 +65,18 @@ def parts() -> dict[str, list[Section]]:
     one_card = " and ".join(f"not {word}" for word in unfit.split())
     return {
         "A": [
-            tests("kernels are right", kernels, 30, 200, *chosen, *spread()),
-            tests("ranks are right", "tests/cuda --durations=5", 20, 120, "-m", "cuda"),
-            tests("engines are right", engines, 20, 120, "-k", one_card, *spread()),
-            Section("kernels", ("bench.gpu",), 20, 100),
-            Section("whole steps", ("bench.gpu_steps",), 40, 200),
+            tests("kernels are right", kernels, 30, 180, *chosen, *spread()),
+            tests("ranks are right", "tests/cuda --durations=5", 20, 110, "-m", "cuda"),
+            Section("fusion", ("bench.gpu_fusion",), 40, 110),
+            Section("http", ("bench.gpu_serve",), 60, 140),
         ],
         "B": [
-            Section("idle", ("bench.gpu_idle",), 30, 90),
-            Section("http", ("bench.gpu_serve",), 60, 200),
-            Section("products and experts", ("bench.gpu_gemm",), 30, 200),
-            Section("tuning", ("bench.gpu_tuning",), 30, 100),
+            Section("whole steps", ("bench.gpu_steps",), 40, 200),
+            tests("engines are right", engines, 20, 100, "-k", one_card, *spread()),
+            Section("idle", ("bench.gpu_idle",), 30, 60),
+            Section("products and experts", ("bench.gpu_gemm",), 30, 80),
+            Section("tuning", ("bench.gpu_tuning",), 30, 50),
+            Section("kernels", ("bench.gpu",), 20, 50),
         ],
         "C": [Section("torch.compile", ("bench.gpu_compiled",), 60, 540)],
     }

@@ -53,6 +53,8 @@ def products(bench: Bench, gpu: Any, name: str, shape: tuple[int, int], rows: in
     """Microseconds of a product, and the share of the bandwidth: cuBLAS's, and ours by tile and fill."""
     from runtime.devices.cuda import gemm_tiles
     from runtime.devices.cuda.gemm import gemm
+    from runtime.devices.cuda.kernels.gemv import gemv
+    from runtime.devices.cuda.options import MOST_GEMV_ROWS
     from runtime.devices.cuda.weights import pack_dense
 
     outs, ins = (64, 128) if bench.is_dry else shape
@@ -69,6 +71,8 @@ def products(bench: Bench, gpu: Any, name: str, shape: tuple[int, int], rows: in
         }
 
     found: dict[str, Any] = {"cublas": timed(lambda one: torch.nn.functional.linear(x, one), weights)}
+    if rows <= MOST_GEMV_ROWS:
+        found["gemv"] = timed(lambda one: gemv(x, one, None, gpu), weights)
     packed = [pack_dense(one.unsqueeze(0)) for one in weights]
     for tile in TILES[rows]:
         for fill in FILLS:
@@ -83,10 +87,10 @@ def products(bench: Bench, gpu: Any, name: str, shape: tuple[int, int], rows: in
 
 
 def best(found: dict[str, Any]) -> dict[str, Any]:
-    """cuBLAS's time and our three best ones."""
-    ours = {name: one for name, one in found.items() if name != "cublas" and "us" in one}
-    fastest = sorted(ours.items(), key=lambda one: one[1]["us"])[:3]
-    return {"cublas": found["cublas"], **dict(fastest)}
+    """cuBLAS's time, that of the kernel for few rows, and our three best tiles."""
+    apart = {name: one for name, one in found.items() if name in ("cublas", "gemv")}
+    ours = {name: one for name, one in found.items() if name not in apart and "us" in one}
+    return apart | dict(sorted(ours.items(), key=lambda one: one[1]["us"])[:3])
 
 
 def compile_one(name: str, rows: int) -> None:
@@ -112,7 +116,7 @@ def compile_one(name: str, rows: int) -> None:
 def attention(bench: Bench, gpu: Any, rows: int, length: int) -> dict[str, Any]:
     """Microseconds of decodes, and the share of the bandwidth, by programs per multiprocessor that splits of
     keys aim at."""
-    from runtime.devices.cuda import attention as module
+    from runtime.devices.cuda import attention_tiles as module
     from runtime.devices.cuda.ops import CudaOps
 
     ops, found = CudaOps(torch.bfloat16, gpu), {}

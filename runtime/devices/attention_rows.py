@@ -1,8 +1,12 @@
 """The rows of a step as attention sees them."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from runtime.layers.upload import Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,20 @@ class AttentionRows:
     # [spans, 2], the first query and that behind the last one of each span. Kernels are causal: these rows
     # are for layers/attention/sdpa.py (layers/attention/spans.py)
     spans: dict[int, np.ndarray] | None = None
+    # of `stacked`, on its way to the device with the other arrays of the step; None: it travels alone
+    packed: "Packed | None" = None
+
+    def stacked(self) -> np.ndarray:
+        """int32 [4, R]: slots, starts, counts, and the first query of each row."""
+        counts = self.counts.astype(np.int32)
+        return np.stack(
+            (
+                self.slots.astype(np.int32),
+                self.starts.astype(np.int32),
+                counts,
+                np.cumsum(counts, dtype=np.int32) - counts,
+            )
+        )
 
     @property
     def ends(self) -> np.ndarray:

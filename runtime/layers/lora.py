@@ -285,7 +285,12 @@ class LoraAdapters:
     def use_slots(self, slots: Tensor | None) -> None:
         """In a body that is captured: layers add what the adapters of the sequences in `slots`, int64 [R],
         add when it is replayed. None: nothing."""
-        self.step.plan = None if slots is None else self.ops.plan_rows(self.device_lora_slots[slots])
+        self.use_tokens(None if slots is None else self.device_lora_slots[slots])
+
+    def use_tokens(self, lora_slots: Tensor | None) -> None:
+        """In a body that is captured: layers add what the adapters of the tokens add, whose LoRA slots are
+        int64 [T], -1 for none, when it is replayed. None: nothing."""
+        self.step.plan = None if lora_slots is None else self.ops.plan_rows(lora_slots)
 
     def _assign(self, lora_assignment: LoraAssignment) -> None:
         for lora_slot, id in zip(

@@ -211,8 +211,6 @@ def _choose_graph_sizes(c: Choices, model: ModelFacts, device: DeviceFacts) -> N
             "--attention-context-parallel-size": c["attention_context_parallel_size"] > 1,
             "--moe-a2a-backend": c["moe_a2a_backend"] != "none",
             "--enable-two-batch-overlap": c["enable_two_batch_overlap"],
-            "--cpu-offload-gb": c["cpu_offload_gb"] > 0,
-            "--offload-group-size": c["offload_group_size"] > 0,
         },
     )
     c.auto(

@@ -21,6 +21,7 @@ from runtime.devices.executor import Pending
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.messages.ranks import CountExperts, ExpertCounts
 from runtime.messages.steps import StepPlan
+from runtime.models.base import Model
 from runtime.ranks.transfers import Fetched, Transfers
 
 ALL_STEPS = -1  # as number of steps: the record holds all of them
@@ -181,8 +182,9 @@ class ExpertLoad:
         return str(file), ""
 
 
-def open_load(device: Device, mlps: list[object], num_steps: int | None) -> ExpertLoad | None:
-    """Counts for a model with these feed-forward layers, in order; None: there are no experts, or counting is
-    off (`num_steps` is None)."""
+def open_load(device: Device, model: Model, num_steps: int | None) -> ExpertLoad | None:
+    """Counts of the tokens of each expert of a model; None: there are no experts, or counting is off
+    (`num_steps` is None)."""
+    mlps = [getattr(layer, "mlp", None) for layer in model.layers] if num_steps is not None else []
     layers = {i: mlp for i, mlp in enumerate(mlps) if isinstance(mlp, SparseFeedForward)}
     return None if num_steps is None or not layers else ExpertLoad(device, layers, len(mlps), num_steps)

@@ -41,11 +41,10 @@ class Forward:
         forwarded = None if program is None else program.forward(batch, samples, lora_slots)
         if forwarded is not None:
             return forwarded
-        is_plain = lora_slots is None
-        size = None if piecewise is None or not is_plain else piecewise.size_for(batch)
+        size = None if piecewise is None else piecewise.size_for(batch)
         if piecewise is None or size is None:
             return Forwarded(model.forward(batch))
-        return Forwarded(piecewise.forward(size, batch))
+        return Forwarded(piecewise.forward(size, batch, lora_slots))
 
     def _program(self, model: Model, batch: ForwardBatch) -> ForwardProgram | None:
         """The program of this model and cache, made when either is another than before."""

@@ -188,7 +188,7 @@ class MemorySaver:
             with torch.inference_mode():
                 self.draft.release()
         if not self.loader.start.offload_setup.has_backup:
-            self.runner.model = None
+            self.runner.model = self.runner.offload = None
             return
         with torch.inference_mode():
             for layer in self.sparse_layers():
@@ -204,7 +204,7 @@ class MemorySaver:
             else:
                 loaded = self.loader.load()
                 self.runner.model, self.weights_bytes = loaded.model, loaded.num_bytes
-                self.runner.compiled = loaded.compiled
+                self.runner.compiled, self.runner.offload = loaded.compiled, loaded.offload
             if self.draft is not None:
                 self.draft.resume(self.runner.model, self.runner.device.torch_device)
             if self.runner.adapters is not None:
@@ -226,7 +226,8 @@ class MemorySaver:
         that are released stay so, and the new ones are loaded when they are resumed."""
         drop_graphs(self.runner)
         self.runner.forward.forget()
-        self.loader, self.offloaded_model, self.runner.model = loader, None, None
+        self.loader, self.offloaded_model = loader, None
+        self.runner.model = self.runner.offload = None
         if self.draft is not None:
             self.draft.replace(loader.start)
         if "weights" in self.released:

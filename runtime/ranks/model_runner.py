@@ -17,7 +17,7 @@ from runtime.devices.executor import Pending
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.pooling import plan_pooling
 from runtime.layers.sampling.logits_ops import logits_ops_of
-from runtime.layers.upload import upload_int64
+from runtime.layers.upload import PackedUpload, upload_int64
 from runtime.messages.diagnosis import NOTHING, Diagnosis
 from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.models.base import CompiledLayer, Model, generative
@@ -44,6 +44,7 @@ from runtime.ranks.step_effects import StepEffects
 from runtime.ranks.step_inputs import StepInputs
 from runtime.ranks.step_logits import StepLogits
 from runtime.ranks.transfers import Direct, Streamed, Transfers
+from runtime.ranks.weight_offload import LayerOffload
 
 NO_TOKENS = np.empty(0, np.int32)
 NO_LOGPROBS = (np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
@@ -75,6 +76,7 @@ class ModelRunner:
         drafts: DraftRunner | None = None,
         pipeline: PipelineStage | None = None,
         shares_media: bool = False,
+        offload: LayerOffload | None = None,
         reported: Reported = unreported,
         diagnosis: Diagnosis = NOTHING,
     ) -> None:
@@ -82,8 +84,9 @@ class ModelRunner:
         sliding windows of the layers; `copies`: None without a host tier; `pooling`: None for models that
         generate; `compiled`: what captures of `graph_setup` compute behind attention, None: the layers;
         `drafts`: of a draft model, None without one; `pipeline`: None: there is one stage;
-        `shares_media`: this rank encodes a share of images; `reported`: called when layers of computed pages
-        were saved; `diagnosis`: what is looked at while it computes."""
+        `shares_media`: this rank encodes a share of images; `offload`: of the layers whose weights are in
+        host memory, None: there are none; `reported`: called when layers of computed pages were saved;
+        `diagnosis`: what is looked at while it computes."""
         self.device = device
         self._model: Model | None = model
         self.slots = slots
@@ -118,6 +121,7 @@ class ModelRunner:
         self.effects = StepEffects(slots, self.inputs, states, self.transfers, pools)
         self.graph_setup = graph_setup
         self.compiled = compiled
+        self.offload = offload
         # the latest step whose tokens a grammar, a processor or bad words must know
         self.unsettled: Launched | None = None
         self.sampled_step = -1  # the latest step that has changed lengths and last tokens of slots
@@ -152,29 +156,34 @@ class ModelRunner:
         self.slots.forced = {}
         page_loads = begin_copies(self.copies, plan, self.page_size)
         self.saves = begin_saves(self.copies, plan, self.part_bytes, self.reported, self.device)
+        upload = PackedUpload(self.device.torch_device)
         is_adapted = self.adapters is not None and self.adapters.begin_step(plan)
         replay = find_replay(self, [plan], [self.slots.needs]) if groups is None else groups.replay
         if replay is not None:
             return launch_replay(self, replay, plan, begin, groups, is_adapted=is_adapted)
-        self.slots.update(plan)
+        self.slots.update(plan, upload)
+        if self.slots.host is not None or self.drafts is not None or self.pipeline is not None:
+            upload.send()  # what comes before the batch reads these tensors
         if self.states is not None and plan.states is not None:
             self.states.load(plan.states)
         if self.drafts is not None:
             self.drafts.admit(plan.admits)
         if len(plan.slots) == 0:
+            upload.send()
             return self.finish_page_copies(plan, begin)
         starts = self.slots.lengths.starts(plan.slots)
         plan, drafted = with_drafts(
             self.drafts, self.pipeline, plan, starts, page_loads, len(self.kv), self.effects.take
         )
-        batch = self.inputs.batch(plan, starts, page_loads, drafted, groups)
+        rows = self.slots.pack(plan, starts, sample_rows(plan, starts), upload)
+        rows = rows if drafted is None else drafted.put_rows(rows)
+        batch = self.inputs.batch(plan, starts, page_loads, drafted, groups, upload)
         if self.saves is not None and batch.micro_batches is None:
             batch = replace(batch, page_saves=self.saves)
         token_ids = batch.token_ids
         if self.pipeline is not None:
             batch = self.pipeline.given(batch)
         lora_slots = None if self.adapters is None else self.adapters.use_plan(plan, has_adapters=is_adapted)
-        rows = sample_rows(plan, starts) if drafted is None else drafted.put_rows(sample_rows(plan, starts))
         forwarded = self.forward.compute(self.model, batch, rows.places, self.piecewise, lora_slots)
         if self.pipeline is not None:
             forwarded = self.pipeline.computed(forwarded)
@@ -205,7 +214,7 @@ class ModelRunner:
     ) -> Sampled:
         """Samples where the plan says so, and moves the slots on: their lengths and last tokens."""
         torch_device = self.device.torch_device
-        logits = self.logits.sampled(self.model, forwarded, rows.places, groups)
+        logits = self.logits.sampled(self.model, forwarded, rows.places, groups, rows.packed)
         if logits is None:
             self.effects.advance(plan, starts, rows)
             self.sampled_step = plan.step

@@ -69,5 +69,7 @@ def open_graphs(
             compiled=runner.compiled if setup.compiles_piecewise else None,
             states=runner.states,
             given=None if runner.pipeline is None else runner.pipeline.given_form,
+            adapters=runner.adapters,
+            offload=runner.offload,
         )
     return decode_graphs, verify_graphs, piecewise_graphs

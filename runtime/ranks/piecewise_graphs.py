@@ -13,6 +13,10 @@ time, and no tensor of a graph is read from outside. Tokens up to the size are p
 padding page, and their results are dropped. Behind the first stage of a pipeline the first graph begins with
 the hidden states of the stage before, in place of embeddings.
 
+With LoRA adapters each size has a second set of graphs, for steps whose tokens have some: the first of them
+sorts the tokens by adapter, and all layers read that. Copies of weights from host memory are launched between
+the graphs (weight_offload.py).
+
 All ranks of a model take the same way for the same plan, as in decode_graphs.py.
 """
 
@@ -29,11 +33,14 @@ from torch import Tensor
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.step_graphs import Graph, Graphs
+from runtime.layers.lora import LoraAdapters
+from runtime.layers.upload import upload_int64
 from runtime.messages.ranks import Capture, Captured
 from runtime.models.base import CompiledLayer, Pieces, PiecewiseModel, TokenMixer
 from runtime.ranks.decode_graphs import attempt
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.slots import Slots
+from runtime.ranks.weight_offload import LayerOffload, PieceLayers
 
 T = TypeVar("T")
 FEW = 128  # a step of fewer tokens takes the time of one token: it is bound by reading weights
@@ -55,6 +62,22 @@ class Pass(Generic[T]):
     pieces: list[T]
     cuts: list[Cut]
     hidden: Tensor  # [size, hidden], behind the last one
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A captured piece, and the offloaded layers that begin and end in it."""
+
+    graph: Graph
+    layers: PieceLayers
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The graphs captured for one number of tokens."""
+
+    plain: Pass[Piece]
+    adapted: Pass[Piece] | None  # for steps whose tokens have adapters; None: there are none
 
 
 class Crossings:
@@ -133,11 +156,14 @@ class PiecewiseGraphs:
         compiled: CompiledLayer | None = None,
         states: RecurrentStates | None = None,
         given: tuple[int, torch.dtype] | None = None,
+        adapters: LoraAdapters | None = None,
+        offload: LayerOffload | None = None,
     ) -> None:
         """`sizes`: numbers of tokens, all that may be captured; `masks`: layers must know which rows are
         padding; `compiled`: computes what follows each attention, None: the layers do;
         `states`: of recurrent layers; `given`: size and type of the hidden states of the stage before; None:
-        this is the first one."""
+        this is the first one; `adapters`: None without LoRA; `offload`: None: all weights are on the
+        device."""
         self.device = device
         self.graphs = graphs
         self.model = model
@@ -146,7 +172,7 @@ class PiecewiseGraphs:
         self.page_size = page_size
         self.windows = windows
         self.padding_slot = torch.tensor([slots.padding], device=device.torch_device)
-        self.recorded: dict[int, Pass[Graph]] = {}
+        self.recorded: dict[int, Recorded] = {}
         self.ready: list[int] = []  # the sizes in it, rising
         self.crossings = Crossings(max(sizes))
         # tokens, positions, and where keys and values go in each pool of pages
@@ -159,6 +185,9 @@ class PiecewiseGraphs:
         if given is not None:
             hidden = torch.zeros(max(sizes), given[0], dtype=given[1], device=device.torch_device)
             self.given = torch.arange(max(sizes), device=device.torch_device), hidden
+        self.adapters = adapters
+        self.lora_slots = torch.full((max(sizes),), -1, device=device.torch_device)  # of tokens; -1: none
+        self.offload = offload
         self.is_real = (
             torch.zeros(max(sizes), dtype=torch.bool, device=device.torch_device) if masks else None
         )
@@ -174,8 +203,9 @@ class PiecewiseGraphs:
         size = self.ready[at]
         return size if size <= max(FEW, count + count // 4) else None
 
-    def forward(self, size: int, batch: ForwardBatch) -> Tensor:
-        """Hidden states of the step's tokens, which the next step overwrites."""
+    def forward(self, size: int, batch: ForwardBatch, lora_slots: np.ndarray | None = None) -> Tensor:
+        """Hidden states of the step's tokens, which the next step overwrites. `lora_slots`: int32 [T], -1 for
+        tokens without an adapter; None: no token has one."""
         count = len(batch.positions)
         self.inputs[:, :count] = torch.stack((batch.token_ids, batch.positions, *batch.locations))
         self.inputs[2:, count:size] = 0  # on the padding page; tokens and positions may be any
@@ -184,12 +214,26 @@ class PiecewiseGraphs:
         if self.is_real is not None:
             self.is_real[:count] = True
             self.is_real[count:size] = False
-        recorded = self.recorded[size]
-        for graph, cut in zip(recorded.pieces, recorded.cuts, strict=False):
-            self.graphs.replay(graph, ())
+        recorded = self.recorded[size].plain
+        if lora_slots is not None:
+            adapted = self.recorded[size].adapted
+            assert adapted is not None, "a step with adapters where there are none"
+            self.lora_slots[:count] = upload_int64(lora_slots, self.device.torch_device)
+            self.lora_slots[count:size] = -1
+            recorded = adapted
+        for piece, cut in zip(recorded.pieces, recorded.cuts, strict=False):
+            self.replay(piece)
             cut.attended[:count].copy_(cut.layer.attend(tuple(query[:count] for query in cut.queries), batch))
-        self.graphs.replay(recorded.pieces[-1], ())
+        self.replay(recorded.pieces[-1])
         return recorded.hidden[:count]
+
+    def replay(self, piece: Piece) -> None:
+        """Launches a piece between the copies of its weights."""
+        if self.offload is not None:
+            self.offload.before(piece.layers)
+        self.graphs.replay(piece.graph, ())
+        if self.offload is not None:
+            self.offload.behind(piece.layers)
 
     # ── captures ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -201,20 +245,45 @@ class PiecewiseGraphs:
             self.ready = sorted(self.recorded)
         return captured
 
-    def record(self, size: int) -> Pass[Graph]:
+    def record(self, size: int) -> Recorded:
         """Every piece runs once before any is captured: what allocates or compiles at its first call has done
-        so."""
+        so. All passes run before the first capture, as CapturedForward.record says."""
         self.inputs.zero_()
+        self.lora_slots.fill_(-1)
         if self.is_real is not None:
             self.is_real.zero_()
-        self.walk(size, lambda piece: piece())
-        try:
-            return self.walk(size, self.graphs.capture)
-        except torch.OutOfMemoryError:  # the device has given back what lay about
-            return self.walk(size, self.graphs.capture)
+        passes = (False,) if self.adapters is None else (False, True)
+        for is_adapted in passes:
+            self.walk(size, lambda piece: piece(), is_adapted=is_adapted)
+        plain, *adapted = [self.captured(size, is_adapted=is_adapted) for is_adapted in passes]
+        return Recorded(plain, adapted[0] if adapted else None)
 
-    def walk(self, size: int, take: Callable[[Callable[[], None]], T]) -> Pass[T]:
-        """Hands each piece of a step of padding to `take`."""
+    def captured(self, size: int, *, is_adapted: bool) -> Pass[Piece]:
+        """The graphs of one pass."""
+        try:
+            return self.walk(size, self.capture_piece, is_adapted=is_adapted)
+        except torch.OutOfMemoryError:  # the device has given back what lay about
+            return self.walk(size, self.capture_piece, is_adapted=is_adapted)
+
+    def capture_piece(self, body: Callable[[], None]) -> Piece:
+        """A piece as a graph."""
+        if self.offload is None:
+            return Piece(self.graphs.capture(body), PieceLayers())
+        layers: list[PieceLayers] = []
+        offload = self.offload
+
+        def recorded() -> None:  # a device may try a body twice
+            with offload.recorded() as found:
+                body()
+            layers.append(found)
+
+        graph = self.graphs.capture(recorded)
+        return Piece(graph, layers[-1])
+
+    def walk(
+        self, size: int, take: Callable[[Callable[[], None]], T], *, is_adapted: bool = False
+    ) -> Pass[T]:
+        """Hands each piece of a step of padding to `take`. `is_adapted`: layers add what adapters add."""
         rows = self.inputs[:, :size]
         one = np.ones(1, np.int32)
         padding = AttentionRows(0, one * self.slots.padding, 0 * one, one)
@@ -231,7 +300,13 @@ class PiecewiseGraphs:
         locations = tuple(rows[2:].unbind())
         batch = ForwardBatch(rows[0], rows[1], locations, self.kv, None, embeds=embeds, is_real=is_real)
         way = Walk(self.model.piecewise(batch, self.compiled), size, single, self.crossings)
-        pieces, cuts = [take(way.advance)], []
+
+        def first() -> None:
+            if self.adapters is not None:
+                self.adapters.use_tokens(self.lora_slots[:size] if is_adapted else None)
+            way.advance()
+
+        pieces, cuts = [take(first)], []
         while way.hidden is None:
             cuts.append(way.attend())
             pieces.append(take(way.advance))

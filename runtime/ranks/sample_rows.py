@@ -5,10 +5,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.layers.sampling.verify import DraftRows
+from runtime.layers.upload import Packed
 from runtime.messages.steps import Samples, StepPlan
 
 ALL = int(Samples.ALL)  # numpy compares plain numbers several times faster
 NO_ROWS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Arrays of a step's rows that travel to the device with the others of the step."""
+
+    places: Packed  # int64 [N], as SampleRows.places
+    slots: Packed  # int64 [N], as SampleRows.slots
+    numbers: Packed | None  # float64 [N], by which tokens are sampled; None: all rows are greedy
+    ends: Packed | None  # of SlotLengths.pack_ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +34,7 @@ class SampleRows:
     drafts: DraftRows | None
     # int64 [V]: which of the S rows these are; empty without drafts
     verified: np.ndarray
+    packed: PackedRows | None = None  # None: each array travels alone
 
     def contexts(self, wanted: set[int]) -> dict[int, list[int]]:
         """By row of logits, the drafts before it on its path; of the slots `wanted`, where there are any."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.layers.upload import upload_int64
+from runtime.layers.upload import Packed, PackedUpload, upload_int64
 from runtime.ranks.transfers import Fetched
 
 
@@ -30,14 +30,27 @@ class SlotLengths:
             self.on_device = upload_int64(self._known, self.torch_device)
         return self.on_device
 
-    def admit(self, slots: list[int], lengths: list[int]) -> None:
-        """Slots are taken by other sequences, of which so many tokens are in the cache."""
+    def admit(self, slots: list[int], lengths: list[int], upload: PackedUpload | None = None) -> None:
+        """Slots are taken by other sequences, of which so many tokens are in the cache. `upload`: what
+        travels with the step; None: this travels alone."""
         self._settle()
         self._known[slots] = lengths
         if self.on_device is not None:
-            self.on_device[upload_int64(np.array(slots), self.torch_device)] = upload_int64(
-                np.array(lengths), self.torch_device
-            )
+            own = upload or PackedUpload(self.torch_device)
+            both = own.int64(np.array((slots, lengths)))
+            own.then(lambda: self._set_on_device(both))
+            if upload is None:
+                own.send()
+
+    def _set_on_device(self, both: Packed) -> None:
+        """`both`: int64 [2, N], slots and their lengths."""
+        assert self.on_device is not None, "lengths that nothing reads there"
+        slots, lengths = both.tensor.unbind()
+        self.on_device.index_put_((slots,), lengths)
+
+    def pack_ends(self, slots: np.ndarray, ends: np.ndarray, upload: PackedUpload) -> Packed | None:
+        """For `advance`: slots and their lengths behind a step, int64 [2, R]; None: no tensor has lengths."""
+        return None if self.on_device is None else upload.int64(np.stack((slots, ends)))
 
     def starts(self, slots: np.ndarray) -> np.ndarray:
         """int64: the positions of the next tokens of these slots. Waits for accepted counts on their way."""
@@ -45,10 +58,14 @@ class SlotLengths:
             self._settle()
         return self._known[slots]
 
-    def advance(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
-        """A step adds `counts` tokens to slots whose lengths were `starts`."""
+    def advance(
+        self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, packed: Packed | None = None
+    ) -> None:
+        """A step adds `counts` tokens to slots whose lengths were `starts`. `packed`: of `pack_ends`."""
         self._known[slots] = ends = starts + counts
-        if self.on_device is not None:
+        if self.on_device is not None and packed is not None:
+            self._set_on_device(packed)
+        elif self.on_device is not None:
             self.on_device[upload_int64(slots, self.torch_device)] = upload_int64(ends, self.torch_device)
 
     def advanced_on_device(self, slots: np.ndarray) -> None:

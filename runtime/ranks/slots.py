@@ -5,6 +5,8 @@ The tensors live on the device, so that a step can be launched before the last o
 arrays next to them are the host's copy of what decides a branch.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,11 +20,11 @@ from runtime.layers.sampling.penalties import LogitsPenalties, Penalises
 from runtime.layers.sampling.processors import Processors
 from runtime.layers.sampling.sampler import Logprobs, clean, host_uniform, uniform
 from runtime.layers.sampling.thresholds import EXACT, Thresholds
-from runtime.layers.upload import float32_tensor, int64_tensor, upload, upload_int64
+from runtime.layers.upload import PackedUpload, int64_tensor, upload, upload_int64
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.cross_cache import CrossCache
 from runtime.ranks.host_slots import HostSlots
-from runtime.ranks.sample_rows import SampleRows
+from runtime.ranks.sample_rows import PackedRows, SampleRows
 from runtime.ranks.sampling_needs import SamplingNeeds
 from runtime.ranks.slot_lengths import SlotLengths
 from runtime.ranks.token_grids import TokenGrids
@@ -78,21 +80,26 @@ class Slots:
         """From now on the host reads and writes the tensors itself: their device computes nothing later."""
         self.host = HostSlots(self.page_tables, self.last_token, self.floats, self.ints[1])
 
-    def update(self, plan: StepPlan) -> None:
-        """Applies a plan's admits, then its page updates."""
+    def update(self, plan: StepPlan, upload: PackedUpload | None = None) -> None:
+        """Applies a plan's admits, then its page updates. With `upload`, which travels with the step, tensors
+        change when it is sent; None: at once."""
+        own = upload or PackedUpload(self.torch_device)
         if plan.admits:
-            self._admit(plan.admits)
+            self._admit(plan.admits, own)
         if len(plan.page_ids):
-            self._set_pages(0, plan.page_slots, plan.page_rows, plan.page_ids)
+            self._set_pages(0, plan.page_slots, plan.page_rows, plan.page_ids, own)
         if plan.window is not None:
-            self._set_pages(1, plan.window.slots, plan.window.rows, plan.window.ids)
+            self._set_pages(1, plan.window.slots, plan.window.rows, plan.window.ids, own)
+        if upload is None:
+            own.send()
 
-    def _set_pages(self, pool: int, slots: np.ndarray, rows: np.ndarray, ids: np.ndarray) -> None:
-        self.page_tables[
-            pool, upload_int64(slots, self.torch_device), upload_int64(rows, self.torch_device)
-        ] = upload_int64(ids, self.torch_device).int()
+    def _set_pages(
+        self, pool: int, slots: np.ndarray, rows: np.ndarray, ids: np.ndarray, upload: PackedUpload
+    ) -> None:
+        places, values, table = upload.int64(np.stack((slots, rows))), upload.add(ids, np.int32), pool
+        upload.then(lambda: self.page_tables[table].index_put_(places.tensor.unbind(), values.tensor))
 
-    def _admit(self, admits: list[Admit]) -> None:
+    def _admit(self, admits: list[Admit], upload: PackedUpload) -> None:
         for admit in admits:
             sampling = admit.sampling
             self.penalties.admit(admit)
@@ -109,14 +116,17 @@ class Slots:
                 self._admit_logprob_ids(admit.slot, sampling)
         self.has_readers = bool(self.needs.is_read.any() or self.needs.is_penalised.any())
         slots, params = [admit.slot for admit in admits], [admit.sampling for admit in admits]
-        self.lengths.admit(slots, [admit.length for admit in admits])
-        index = int64_tensor(slots, self.torch_device)
-        floats = zip(*[(p.temperature, p.top_p, p.min_p) for p in params], strict=True)
-        self.floats[:, index] = float32_tensor(list(floats), self.torch_device)
-        for row, values in zip(
-            self.ints, zip(*[(p.seed, p.top_k) for p in params], strict=True), strict=True
-        ):
-            row[index] = int64_tensor(values, self.torch_device)
+        self.lengths.admit(slots, [admit.length for admit in admits], upload)
+        index = upload.int64(np.array(slots))
+        floats = upload.add(np.array([(p.temperature, p.top_p, p.min_p) for p in params], np.float32).T)
+        ints = upload.int64(np.array([(p.seed, p.top_k) for p in params], np.int64).T)
+
+        def put() -> None:
+            self.floats[:, index.tensor] = floats.tensor
+            for row, values in zip(self.ints, ints.tensor, strict=True):
+                row[index.tensor] = values
+
+        upload.then(put)
 
     def _admit_logprob_ids(self, slot: int, sampling: SlotSampling) -> None:
         self.logprob_ids[slot] = int64_tensor(sampling.logprob_ids, self.torch_device)
@@ -146,6 +156,19 @@ class Slots:
         found.top_ids[rows, columns] = ids.int()
         found.top[rows, columns] = logits[rows][:, ids] - logits[rows].logsumexp(dim=1, keepdim=True)
 
+    def pack(self, plan: StepPlan, starts: np.ndarray, rows: SampleRows, upload: PackedUpload) -> SampleRows:
+        """The rows, whose arrays travel with the step; those with drafts as they are. `starts`, int64 [R]:
+        the lengths before the step."""
+        if rows.drafts is not None or self.host is not None:
+            return rows
+        numbers = None
+        if len(rows.slots) and self.needs.is_random[rows.slots].any():
+            numbers = upload.add(host_uniform(self.seeds[rows.slots], rows.lengths))
+        ends = self.lengths.pack_ends(plan.slots, starts + plan.counts, upload)
+        return replace(
+            rows, packed=PackedRows(upload.int64(rows.places), upload.int64(rows.slots), numbers, ends)
+        )
+
     def sample(
         self, ops: Ops, logits_ops: LogitsOps, logits: Tensor, rows: SampleRows
     ) -> tuple[Tensor, Logprobs | None]:
@@ -173,9 +196,15 @@ class Slots:
         if self.grammar_masks.slots:
             changed = self._mask(ops, changed, rows, is_own=width < 0 or changed is not logits)
         if self.needs.is_random[slots].any():
-            numbers = upload(host_uniform(self.seeds[slots], rows.lengths), self.torch_device)
+            packed = rows.packed
+            if packed is not None and packed.numbers is not None:
+                numbers = packed.numbers.tensor
+            else:
+                numbers = upload(host_uniform(self.seeds[slots], rows.lengths), self.torch_device)
             if self.host is None:
-                slots_there = upload_int64(slots, self.torch_device)
+                slots_there = (
+                    upload_int64(slots, self.torch_device) if packed is None else packed.slots.tensor
+                )
                 inputs = self.sampling_inputs(slots_there, numbers, *self.needs.filters(slots))
             else:
                 temperature, top_p, min_p, top_k = self.host.sampling(slots)

@@ -30,7 +30,7 @@ from runtime.ranks.cross_cache import CrossCache, media_bytes, open_cross
 from runtime.ranks.drafting.draft_weights import open_draft_weights
 from runtime.ranks.drafting.open_drafts import LoadedDraft, open_draft_loader, with_aux_layers
 from runtime.ranks.drafting.open_runner import draft_state_bytes, open_drafts
-from runtime.ranks.expert_counts import ExpertLoad, open_load
+from runtime.ranks.expert_counts import open_load
 from runtime.ranks.graph_setup import GraphSetup
 from runtime.ranks.host_states import host_share, open_host_states
 from runtime.ranks.kernel_steps import compile_kernels
@@ -87,7 +87,7 @@ def start_torch_rank(
     draft = None if draft_loader is None else draft_loader.load(model, progress)
     adapters = open_adapters(device, model, start, config)
     weights_bytes = loaded.num_bytes + sum(part.num_bytes for part in (adapters, draft) if part is not None)
-    experts = open_experts(device, model, start, config)
+    experts = open_load(device, model, start.expert_steps)
     device.memory.empty_cache()
     times.append(perf_counter())
     progress("profile", 0, 0)
@@ -123,6 +123,7 @@ def start_torch_rank(
         open_drafts(device, draft, slots, draft_kv, start, dtype, dtypes.states),
         open_pipeline(device, start, config, dtype),
         start.encoding == "shared",
+        loaded.offload,
         reported,
         start.diagnosis,
     )
@@ -132,12 +133,6 @@ def start_torch_rank(
     ready = report(rank, runner, sizes, weights_bytes, np.diff(times).tolist())
     ready = with_sizes(ready, host, states, has_states=keeps_states(start, config))
     return StartedRank(runner, memory_saver, ready, start.trace_folder, start.num_ranks)
-
-
-def open_experts(device: Device, model: Model, start: StartRank, config: ModelConfig) -> ExpertLoad | None:
-    """Counts of what experts are chosen; None: nothing is counted."""
-    mlps = [getattr(layer, "mlp", None) for layer in model.layers] if config.moe is not None else []
-    return open_load(device, mlps, start.expert_steps)
 
 
 def read_supported(rank: int, start: StartRank, facts: DeviceFacts) -> tuple[ModelConfig, torch.dtype]:

@@ -42,7 +42,8 @@ class StepEffects:
         lengths before."""
         lengths = self.slots.lengths
         if rows.drafts is None:
-            return lengths.advance(plan.slots, starts, plan.counts)
+            packed = None if rows.packed is None else rows.packed.ends
+            return lengths.advance(plan.slots, starts, plan.counts, packed)
         others = np.setdiff1d(np.arange(len(plan.slots)), rows.rows[rows.verified])
         return lengths.advance(plan.slots[others], starts[others], plan.counts[others])
 
@@ -52,7 +53,9 @@ class StepEffects:
         slots, torch_device = self.slots, self.slots.torch_device
         if rows.drafts is None:
             if slots.host is None:
-                slots.last_token.index_copy_(0, upload_int64(rows.slots, torch_device), tokens)
+                packed = rows.packed
+                index = upload_int64(rows.slots, torch_device) if packed is None else packed.slots.tensor
+                slots.last_token.index_copy_(0, index, tokens)
             else:
                 slots.host.set_last_tokens(rows.slots, tokens)
             return None

@@ -1,7 +1,7 @@
 """The inputs of a step's forward: its tokens, their positions and places in the cache, and attention's
 rows."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from runtime.devices.cross_batch import CrossBatch
 from runtime.layers.attention.bidirectional import plan_bidirectional
 from runtime.layers.parallel.context_parallel import TokenPart
 from runtime.layers.sampling.verify import Accepted
-from runtime.layers.upload import upload, upload_int64
+from runtime.layers.upload import Packed, PackedUpload, upload, upload_int64
 from runtime.messages.steps import StepPlan
 from runtime.ranks.drafting.own_rows import Drafted
 from runtime.ranks.encoded_media import EncodedMedia
@@ -24,6 +24,32 @@ from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.sample_rows import tree_parents
 from runtime.ranks.slots import Slots
 from runtime.ranks.two_batches import can_cut, in_two, num_first
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTokens:
+    """Where a step's tokens come from, on the way to the device."""
+
+    slots: Packed  # int64 [n]: rows that begin with their slot's last token
+    given: Packed | None  # int64 [m], tokens of the plan; None: it has none
+    last_at: Packed | None = None  # int64 [n], where last tokens stand in the step; None: in front
+    given_at: Packed | None = None  # int64 [m], where those of the plan stand
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlaces:
+    """The slots and positions of a step's tokens, on the way to the device."""
+
+    slots: Packed  # int64 [T]
+    positions: Packed  # int64 [T]
+
+    def locations(self, slots: Slots, page_size: int) -> tuple[Tensor, ...]:
+        """Where these tokens are in the cache, int64 [T] for each pool."""
+        if slots.host is not None:
+            return slots.host.locations(self.slots.array, self.positions.array, page_size)
+        tables, positions = slots.page_tables, self.positions.tensor
+        pages = tables[:, self.slots.tensor, positions // page_size].long()
+        return (pages * page_size + positions % page_size).unbind()
 
 
 class StepInputs:
@@ -59,10 +85,12 @@ class StepInputs:
         page_loads: PageLoads | None,
         drafted: Drafted | None = None,
         groups: GroupRows | None = None,
+        upload: PackedUpload | None = None,
     ) -> ForwardBatch:
         """`starts`, int64 [R]: the length of each row's slot before the step; `drafted`: in place of drafts
-        that the plan leaves to the ranks; `groups`: what the step has of attention groups; None: one."""
-        torch_device = self.device.torch_device
+        that the plan leaves to the ranks; `groups`: what the step has of attention groups, None: one;
+        `upload`: what else travels with the step."""
+        upload = upload or PackedUpload(self.device.torch_device)
         is_decode = plan.num_decodes == len(plan.slots)
         host = self.slots.host
         if is_decode and host is not None and self.kv:
@@ -70,36 +98,42 @@ class StepInputs:
         counts = plan.counts.astype(np.int64)
         begins = counts.cumsum() - counts
         host_positions = starts if is_decode else _positions(starts, begins, counts)
-        positions = upload_int64(host_positions, torch_device)
-        token_ids = self.token_ids(plan, begins, drafted)
+        sent_tokens = self.pack_tokens(plan, begins, upload)
         if self.states is not None and not self.kv:  # no layer has attention
-            batch = ForwardBatch(token_ids, positions, (), self.kv, None, embeds=self.embeds(plan))
+            sent = upload.int64(host_positions)
+            token_ids = self.token_ids(sent_tokens, drafted)
+            batch = ForwardBatch(token_ids, sent.tensor, (), self.kv, None, embeds=self.embeds(plan))
             batch = replace(batch, is_decode=is_decode, states=self.states.rows(plan))
             rows = self._rows(plan, starts, begins, None)
             return self._with_attention(batch, rows, len(plan.slots), groups)
         if not self.kv:  # an encoder
             second_at = self.slots.second_at[plan.slots].repeat(counts)
-            types = (second_at > 0) & (host_positions >= second_at)
+            types = upload.int64((second_at > 0) & (host_positions >= second_at))
+            sent = upload.int64(host_positions)
             return ForwardBatch(
-                token_ids,
-                positions,
+                self.token_ids(sent_tokens, drafted),
+                sent.tensor,
                 (),
                 self.kv,
-                plan_bidirectional(counts, torch_device),
-                upload_int64(types, torch_device),
+                plan_bidirectional(counts, upload.torch_device),
+                types.tensor,
                 page_loads,
                 self.embeds(plan),
             )
-        locations = self._locations(np.repeat(plan.slots, counts), host_positions, positions)
+        places = PackedPlaces(upload.int64(np.repeat(plan.slots, counts)), upload.int64(host_positions))
         trees = tree_parents(plan) or None
+        of_rotary = host_positions
         if trees:
             assert self.device.facts.has_tree_attention, f"{self.device.facts.name} attends to no trees"
-            host_positions = _tree_positions(host_positions, begins, trees)
-            positions = upload_int64(host_positions, torch_device)
+            of_rotary = _tree_positions(host_positions, begins, trees)
         if self.slots.grids.has_any:
-            of_rotary = self.slots.grids.positions(plan.slots, counts, host_positions)
-            positions = upload_int64(of_rotary.ravel(), torch_device).view(of_rotary.shape)
+            of_rotary = self.slots.grids.positions(plan.slots, counts, of_rotary)
+        rotary = places.positions if of_rotary is host_positions else upload.int64(of_rotary)
         rows = self._rows(plan, starts, begins, trees)
+        rows = replace(rows, packed=upload.add(rows.stacked()))
+        upload.send()
+        positions, token_ids = rotary.tensor, self.token_ids(sent_tokens, drafted)
+        locations = places.locations(self.slots, self.page_size)
         batch = ForwardBatch(
             token_ids,
             positions,
@@ -194,36 +228,32 @@ class StepInputs:
             return None
         return self.device.ops.plan_attention(rows, self.slots.page_tables, self.page_size, self.windows)
 
-    def token_ids(self, plan: StepPlan, begins: np.ndarray, drafted: Drafted | None = None) -> Tensor:
-        """int64 [T]: last tokens of slots, drafts and tokens of the plan; a row's first stands at
-        `begins`."""
-        torch_device = self.device.torch_device
+    def pack_tokens(self, plan: StepPlan, begins: np.ndarray, upload: PackedUpload) -> "PackedTokens":
+        """What `token_ids` reads; a row's first token stands at `begins`, int64 [R]."""
         num_from_slots = plan.num_decodes + plan.num_verifies
-        last = self.slots.last_token.index_select(0, upload_int64(plan.slots[:num_from_slots], torch_device))
-        if not len(plan.token_ids):
+        slots, given = upload.int64(plan.slots[:num_from_slots]), upload.int64(plan.token_ids)
+        if not len(plan.token_ids) or not plan.num_verifies:
+            return PackedTokens(slots, given if len(plan.token_ids) else None)
+        is_given = np.ones(num_from_slots + len(plan.token_ids), bool)
+        is_given[begins[:num_from_slots]] = False
+        return PackedTokens(
+            slots, given, upload.int64(begins[:num_from_slots]), upload.int64(np.flatnonzero(is_given))
+        )
+
+    def token_ids(self, packed: "PackedTokens", drafted: Drafted | None = None) -> Tensor:
+        """int64 [T]: last tokens of slots, drafts and tokens of the plan."""
+        last = self.slots.last_token.index_select(0, packed.slots.tensor)
+        if packed.given is None:
             return last
-        given = upload_int64(plan.token_ids, torch_device)
+        given = packed.given.tensor
         if drafted is not None:
             drafted.put(given)
-        if not plan.num_verifies:
+        if packed.last_at is None or packed.given_at is None:
             return torch.cat((last, given))
-        is_given = np.ones(len(last) + len(given), bool)
-        is_given[begins[:num_from_slots]] = False
-        token_ids = torch.empty(len(is_given), dtype=torch.int64, device=torch_device)
-        token_ids[upload_int64(begins[:num_from_slots], torch_device)] = last
-        token_ids[upload_int64(np.flatnonzero(is_given), torch_device)] = given
+        token_ids = torch.empty(len(last) + len(given), dtype=torch.int64, device=last.device)
+        token_ids[packed.last_at.tensor] = last
+        token_ids[packed.given_at.tensor] = given
         return token_ids
-
-    def _locations(
-        self, token_slots: np.ndarray, host_positions: np.ndarray, positions: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Where the step's tokens are in the cache, int64 [T] for each pool; `positions` are those of the
-        host."""
-        tables, size = self.slots.page_tables, self.page_size
-        if self.slots.host is not None:
-            return self.slots.host.locations(token_slots, host_positions, size)
-        slots = upload_int64(token_slots, tables.device)
-        return (tables[:, slots, positions // size].long() * size + positions % size).unbind()
 
     def embeds(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
         """Places of tokens whose embeddings the plan gives or that take rows of encodings, int64 [E], and

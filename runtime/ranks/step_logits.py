@@ -13,6 +13,7 @@ from runtime.messages.steps import StepPlan
 from runtime.models.base import GenerativeModel, Model, generative
 from runtime.ranks.group_rows import GroupRows
 from runtime.ranks.prompt_logprobs import PromptRow, prompt_rows
+from runtime.ranks.sample_rows import PackedRows
 from runtime.ranks.slots import Slots
 
 NO_COUNTS: tuple[int, ...] = ()
@@ -28,14 +29,21 @@ class StepLogits:
         self.groups: GroupTokens | None = open_group_tokens(device) if is_shared else None
 
     def sampled(
-        self, model: Model, forwarded: Forwarded, places: np.ndarray, groups: GroupRows | None
+        self,
+        model: Model,
+        forwarded: Forwarded,
+        places: np.ndarray,
+        groups: GroupRows | None,
+        packed: PackedRows | None = None,
     ) -> Tensor | None:
-        """Logits behind the step's tokens at `places`, int64 [N]: float32 [N, vocabulary]; None: N is 0."""
+        """Logits behind the step's tokens at `places`, int64 [N]: float32 [N, vocabulary]; None: N is 0.
+        `packed`: these on their way to the device; None: they travel alone."""
         logits = forwarded.logits
         if logits is None and self._most(len(places), NO_COUNTS if groups is None else groups.logits):
             hidden = forwarded.hidden
             if len(places) < len(hidden):
-                hidden = hidden.index_select(0, upload_int64(places, hidden.device))
+                index = upload_int64(places, hidden.device) if packed is None else packed.places.tensor
+                hidden = hidden.index_select(0, index)
             logits = self._of(generative(model), hidden, NO_COUNTS if groups is None else groups.logits)
         return logits if len(places) else None
 

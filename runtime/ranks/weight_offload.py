@@ -14,10 +14,15 @@ copies.
 
 When a step ends all copies are complete, and the first layers are in the buffers for the next step, so
 captured and other steps may follow each other in any order.
+
+A piece of a step (piecewise_graphs.py) is a graph without copies: a copy outlasts the graph in which it would
+begin. They are launched between the pieces: a piece waits for the weights of all layers that it begins, and
+the copies for those that it ends begin behind it.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -118,6 +123,14 @@ class OffloadedModel:
         self._buffer.point_into(memory)
 
 
+@dataclass(frozen=True, slots=True)
+class PieceLayers:
+    """Offloaded layers of a piece of a step, by their places in LayerOffload."""
+
+    entered: list[int] = field(default_factory=list)  # those that begin in it
+    left: list[int] = field(default_factory=list)  # those that end in it
+
+
 class LayerOffload:
     """The offloaded layers of one rank, in order. Their weights were made in host memory."""
 
@@ -135,6 +148,7 @@ class LayerOffload:
         )  # for each buffer the layer whose weights are there, or are being copied there
         # for each buffer the event behind a copy that no stream has waited for yet
         self._events: list[Event | None] = [None] * len(self._buffers)
+        self._recorded: PieceLayers | None = None  # of the piece that is being captured
         for index, (layer, buffer) in enumerate(zip(layers, self._layers, strict=True)):
             buffer.point_into(self._buffers[index % len(self._buffers)])
             first, last = HALVES if hasattr(layer, HALVES[0]) else ("forward", "forward")
@@ -154,23 +168,55 @@ class LayerOffload:
         """Device memory of the buffers."""
         return sum(len(buffer) for buffer in self._buffers)
 
+    @contextmanager
+    def recorded(self) -> Iterator[PieceLayers]:
+        """The layers that begin and end within: nothing is copied. `before` and `behind` are called around
+        each replay of what was captured within."""
+        self._recorded = found = PieceLayers()
+        try:
+            yield found
+        finally:
+            self._recorded = None
+
+    def before(self, layers: PieceLayers) -> None:
+        """The current stream waits for the weights of the layers that a piece begins."""
+        for index in layers.entered:
+            self._await(index)
+
+    def behind(self, layers: PieceLayers) -> None:
+        """Copies for the layers that a piece has ended begin behind the work of the current stream."""
+        for index in layers.left:
+            self._release(index)
+
     def _enter(self, index: int, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._recorded is None:
+            self._await(index)
+        else:
+            self._recorded.entered.append(index)
+        return compute(*args, **kwargs)
+
+    def _leave(self, index: int, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        result = compute(*args, **kwargs)
+        if self._recorded is None:
+            self._release(index)
+        else:
+            self._recorded.left.append(index)
+        return result
+
+    def _await(self, index: int) -> None:
         buffer = index % len(self._buffers)
         if self._content[buffer] != index:  # an earlier step failed midway
             self._fetch(index)
         if (event := self._events[buffer]) is not None:
             self._streams.current_stream().wait_event(event)
             self._events[buffer] = None
-        return compute(*args, **kwargs)
 
-    def _leave(self, index: int, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        result = compute(*args, **kwargs)
+    def _release(self, index: int) -> None:
         buffer = index % len(self._buffers)
         following = index + len(self._buffers)
         self._fetch(following if following < len(self._layers) else buffer)
         if index == len(self._layers) - 1:
             self._join()
-        return result
 
     def _fetch(self, index: int) -> None:
         """Copies a layer's weights to its buffer, behind the work of the main stream, which used the buffer

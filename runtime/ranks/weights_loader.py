@@ -79,6 +79,7 @@ class LoadedModel:
     model: Model
     num_bytes: int
     compiled: CompiledLayer | None  # None: nothing is compiled
+    offload: LayerOffload | None  # None: no layer's weights are in host memory
 
 
 class WeightsLoader:
@@ -114,6 +115,7 @@ class WeightsLoader:
         packs of them is kept for later starts, if it keeps any. Raises ModelError."""
         self.device.memory.prepare_loading()
         model, num_bytes = self._complete_model(progress, writes=writes)
+        offload = None
         if self.start.offload_setup.offload is not None:
             with torch.inference_mode():
                 offload = LayerOffload(
@@ -134,7 +136,7 @@ class WeightsLoader:
             assert is_piecewise(model), "options allow no compilation of other models"
             explains = self.start.compiled.explains
             compiled = compile_layers(model, self.device, self.dtype, explains=explains)
-        return LoadedModel(model, num_bytes, compiled)
+        return LoadedModel(model, num_bytes, compiled, offload)
 
     def _complete_model(self, progress: Progress, *, writes: bool) -> tuple[Model, int]:
         """The model with its weights, and their bytes. Where what was kept does not fit the model, it is

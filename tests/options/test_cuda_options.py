@@ -29,3 +29,18 @@ def test_ranks_get_the_variables_of_their_libraries() -> None:
 @pytest.mark.parametrize("words", ["", "--kernel-fusion off", "--kernel-fusion all"])
 def test_how_far_kernels_are_joined(words: str) -> None:
     assert plan(f"--device cuda {words}").device_options["kernel_fusion"] == (words.split() or ["safe"])[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        ("", {}),
+        ("--gemv-max-rows 8", {"gemv_rows": 8}),
+        ("--enable-pdl", {"starts_early": True}),
+        ("--enable-decode-work-list", {"lists_work": True}),
+    ],
+)
+def test_what_no_card_has_run_is_asked_for(words: str, changed: dict[str, int]) -> None:
+    options = plan(f"--device cuda {words}").device_options
+    none = {"gemv_rows": 0, "starts_early": False, "lists_work": False}
+    assert {name: options[name] for name in none} == none | changed

@@ -86,7 +86,7 @@ def on_card(words: str) -> Plan:
     [
         ("--no-enable-piecewise-cuda-graph", []),
         ("--disable-cuda-graph", []),
-        ("--offload-group-size 2", []),
+        ("--offload-group-size 2 --piecewise-cuda-graph-max-tokens 40", [16, 32, 40]),
         ("--piecewise-cuda-graph-tokens 7 100", [7, 100]),
         ("--max-running-requests 8", [16, 32, 64, 96, 128, 160, 192, 208]),
         ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-max-tokens 70", [16, 32, 64, 70]),

@@ -39,7 +39,6 @@ def test_the_spec_of_the_ranks(words: str, spec: OffloadSpec | None) -> None:
         ("--device cuda --offload-group-size 2 --offload-num-in-group 3", "raise it, or leave both out"),
         ("--device cuda --cpu-offload-gb 2 --enable-torch-compile", "as weights come and go"),
         ("--device cuda --cpu-offload-gb 2 --offload-group-size 3", "exclude one another"),
-        ("--device cuda --cpu-offload-gb 2 --enable-piecewise-cuda-graph", "exclude one another"),
         ("--device cuda --enable-weights-cpu-backup", "does nothing without --enable-memory-saver"),
         (
             "--device npu --enable-memory-saver --speculative-algorithm NEXTN "

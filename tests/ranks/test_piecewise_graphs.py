@@ -12,13 +12,14 @@ import torch
 
 from runtime.devices.base import ForwardBatch
 from runtime.layers.moe.plain_experts import PlainExperts
-from runtime.messages.ranks import Captured, Profile, RankReady
+from runtime.messages.ranks import Captured, Profile
 from runtime.ranks import open_executor
 from runtime.ranks.piecewise_graphs import Crossings, Walk
 from tests.devices import taped
 from tests.devices.drive import Planner, Row, page_copies, sampling, start
 from tests.devices.stages import start_stages
 from tests.models.make import make_checkpoint
+from tests.models.make_adapter import ALL
 from tests.models.reference import Reference
 from tests.ranks.lora_slots import decode_with_adapters
 from tests.ranks.test_windows import MODELS, WINDOW
@@ -257,22 +258,31 @@ def test_loads_from_host_memory_are_waited_for_layer_by_layer(llama: tuple[Path,
     os.close(fd)
 
 
-def test_steps_with_adapters_are_launched(llama: tuple[Path, Reference], tmp_path: Path) -> None:
-    """Those without are not, and what is captured behind a step with adapters knows none."""
+ADAPTED = {
+    "llama": ("llama", ALL),
+    "experts": ("qwen3_moe", ("q_proj", "o_proj")),
+    "latent": ("deepseek_v3", ("q_a_proj", "o_proj")),
+    "delta rule": ("qwen3_5", ("q_proj", "up_proj")),
+}
+
+
+@pytest.mark.parametrize("family", ADAPTED)
+def test_steps_with_adapters_have_graphs_of_their_own(family: str, tmp_path: Path) -> None:
+    """A step of two adapters and of none is replayed; graphs that are captured behind it know none."""
+    name, targets = ADAPTED[family]
+    folder = make_checkpoint(name, tmp_path / "model")
     executor: Any = decode_with_adapters(
-        llama[0], tmp_path, 2, device="taped", graph_sizes=[], piecewise_sizes=[4]
+        folder, tmp_path, 2, targets=targets, device="taped", graph_sizes=[], piecewise_sizes=[4, 16]
     )
-    assert executor.tapes.replays == 2 * 2 * pieces_of(executor), "of the row without, alone"
+    assert executor.tapes.replays == 2 * (1 + 3 * 2) * pieces_of(executor), "every step"
     assert executor.capture(4, "tokens").error == ""
-    planner = Planner(
-        executor,
-        RankReady(rank=0, num_pages=65, weights_bytes=0, pages_bytes=0, device_name="taped", phases_s={}),
-        4,
-    )
+    planner = Planner(executor, executor.ready, 4)
     row = planner.row(3, [5, 9, 100], sampling())
+    before = executor.tapes.replays
     planner.prefill(row)
     planner.run([row], [])
-    assert is_exact(row, llama[1]) and executor.tapes.replays == 6 * pieces_of(executor)
+    assert is_exact(row, Reference(folder))
+    assert executor.tapes.replays == before + 2 * pieces_of(executor)
 
 
 def test_captures_are_traced(llama: tuple[Path, Reference], tmp_path: Path) -> None:

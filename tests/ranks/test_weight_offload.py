@@ -146,6 +146,36 @@ def test_captured_steps_bring_their_weights(folder: Path, monkeypatch: pytest.Mo
     assert tokens(executor, ready) == expected and tapes.replays > 6
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("spec", [EVERY, OffloadSpec(0, 2, 1, 0), OffloadSpec(0, 1, 1, 3)], ids=str)
+def test_pieces_of_steps_bring_their_weights(
+    spec: OffloadSpec, is_late: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies are launched between the graphs: these hold none, and steps of both kinds follow each other."""
+    expected = tokens(*start(folder, max_total_tokens=512))
+    executor, ready, streams = opened(
+        folder,
+        monkeypatch,
+        is_late=is_late,
+        inner=TapedDevice(),
+        offload_setup=WeightOffload(spec),
+        graph_sizes=[2],
+        piecewise_sizes=[8, 32],
+    )
+    for size in (8, 32):
+        before = len(streams.calls)
+        assert executor.capture(size, "tokens").error == ""
+        copies = [call for call in streams.calls[before:] if call == "copy on side"]
+        assert len(copies) == len(executor.memory_saver.loader.device.layer_devices), "of the trial alone"
+    assert executor.capture(2).error == ""
+    tapes = executor.inner.tapes  # type: ignore[union-attr]
+    assert tokens(executor, ready) == expected and tapes.replays > 6 * 6
+    assert executor.change_memory(ChangeMemory(1, ("weights",))).weights_bytes == 0
+    assert executor.runner.offload is None
+    assert executor.change_memory(ChangeMemory(2, ())).weights_bytes == ready.weights_bytes
+    assert executor.capture(32, "tokens").error == "" and tokens(executor, ready) == expected
+
+
 def test_offloaded_layers_go_and_come_back_with_the_rest(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,14 +17,30 @@ from triton import knobs
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
+from runtime.devices.cuda.attention_tiles import (
+    FILL,
+    MAX_SPLITS,
+    Tile,
+    list_query_tiles,
+    select_splits,
+    select_tile,
+)
 from runtime.devices.cuda.kernels.attention import paged_attention_kernel
 from runtime.devices.cuda.kernels.attention_splits import LOG2E, merge_splits_kernel
-from runtime.devices.cuda.kernels.launch import FP8_KINDS, INTERPRETER, Gpu, dot_type, next_power_of_2
+from runtime.devices.cuda.kernels.decode_work import MOST_ROWS, list_work
+from runtime.devices.cuda.kernels.launch import (
+    FP8_KINDS,
+    INTERPRETER,
+    Gpu,
+    dot_type,
+    launch_options,
+    next_power_of_2,
+    starts_early,
+)
 from runtime.layers.upload import upload
 
-FILL = 3  # programs per multiprocessor below which keys are split
 MERGE_BLOCK = 512  # numbers of a result that a program of merge_splits_kernel computes
-MAX_SPLITS = 128
+MOST_COUNTERS = 1 << 15  # rows times KV heads of a listed launch
 # a page that holds any sequence: for keys that are contiguous, of as many heads as there is memory for
 ONE_PAGE = 1 << 30
 
@@ -41,6 +57,8 @@ class AttentionLaunch:
     ends: np.ndarray | None
     # number of tokens in a tile -> int32 [2, tiles], filled when a layer first needs it
     tiles: dict[int, Tensor] = field(default_factory=dict)
+    # number of parts, window and keys of a tile -> what list_work made of decode rows, likewise
+    work: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
 
     @property
     def queries(self) -> slice:
@@ -54,6 +72,13 @@ class AttentionLaunch:
             self.tiles[tokens] = upload(list_query_tiles(self.ends, tokens), self.rows.device)
         return self.tiles[tokens]
 
+    def work_of(self, num_parts: int, window: int, tile: int) -> Tensor:
+        """Parts of these decode rows; see list_work."""
+        key = num_parts, window, tile
+        if key not in self.work:
+            self.work[key] = list_work(self.rows, num_parts, window, tile)
+        return self.work[key]
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
@@ -66,21 +91,10 @@ class AttentionPlan:
     row_launches: dict[int, AttentionLaunch] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Sizes of a program: queries, keys at a time, warps, and stages of the pipeline that reads keys."""
-
-    m: int
-    n: int
-    warps: int
-    stages: int
-
-
 def plan_attention(plan: AttentionRows, page_tables: Tensor, page_size: int) -> AttentionPlan:
-    """The plan of a step, with one copy to the device for all rows."""
+    """The plan of a step. Its rows travel with the other arrays of the step, or in a copy of their own."""
     starts, counts = plan.starts.astype(np.int32), plan.counts.astype(np.int32)
-    queries = np.cumsum(counts, dtype=np.int32) - counts
-    rows = upload(np.stack((plan.slots.astype(np.int32), starts, counts, queries)), page_tables.device)
+    rows = upload(plan.stacked(), page_tables.device) if plan.packed is None else plan.packed.tensor
     launches, num = [], plan.num_decodes
     ends = starts + counts
     if num:
@@ -108,63 +122,6 @@ def plan_of_decodes(rows: Tensor, page_tables: Tensor, page_size: int) -> Attent
     return AttentionPlan((AttentionLaunch(rows, 0, rows.shape[1], longest, None),), page_tables, page_size)
 
 
-def list_query_tiles(ends: np.ndarray, tokens: int) -> np.ndarray:
-    """Rows [2, R] as tiles of so many tokens: int32 [2, tiles], row and first token in it, the most keys
-    first."""
-    starts, counts = ends
-    per_row = -(-counts // tokens)
-    row = np.repeat(np.arange(len(counts), dtype=np.int32), per_row)
-    offset = (np.arange(len(row), dtype=np.int32) - np.repeat(np.cumsum(per_row) - per_row, per_row)).astype(
-        np.int32
-    ) * tokens
-    order = np.argsort(-(starts[row] + offset), kind="stable")
-    return np.stack((row[order], offset[order]))
-
-
-def select_tile(tile_queries: int, dim: int, itemsize: int, gpu: Gpu) -> Tile:
-    """Sizes for tiles of at most `tile_queries` queries, chosen by what the compiler reports of registers and
-    shared memory (tests/devices/cuda/ahead.py).
-
-    Page ids take every second stage of the pipeline, so five stages hold two tiles of keys and values, three
-    hold one.
-    """
-    if gpu == INTERPRETER:
-        return Tile(min(next_power_of_2(tile_queries, 16), 64), 128, 4, 1)
-    is_large = gpu.shared_bytes >= 200 << 10  # else three quarters of a hundred KiB must do
-    stages = 5 if is_large else 3
-    if itemsize == 4:
-        return Tile(
-            16 if tile_queries <= 16 or dim > 128 else 32,
-            32 if dim <= 128 else 16,
-            4,
-            3 if tile_queries <= 16 and is_large else 2,
-        )
-    if dim > 256:  # latents
-        return (
-            Tile(16, 32, 4, stages if is_large else 2)
-            if tile_queries <= 16 or not is_large
-            else Tile(64, 32, 8, stages)
-        )
-    if tile_queries <= 32:
-        return Tile(
-            next_power_of_2(tile_queries, 16), 128 if dim <= 64 else 64 if dim <= 128 else 32, 4, stages
-        )
-    if not is_large:
-        return Tile(64, 64 if dim <= 128 else 32, 4, 3 if dim <= 128 else 2)
-    return (
-        Tile(128, 64 if dim <= 128 else 32, 8, stages)
-        if tile_queries > 64
-        else Tile(64, 64 if dim <= 128 else 32, 4, stages)
-    )
-
-
-def select_splits(num_programs: int, max_kv_len: int, tile: Tile, gpu: Gpu) -> int:
-    """The number of splits of the keys: a power of two, so that programs fill the GPU and each of them has at
-    least four tiles."""
-    wanted = FILL * gpu.num_cores // max(1, num_programs)
-    return 1 << max(0, min(wanted, max_kv_len // (4 * tile.n), MAX_SPLITS).bit_length() - 1)
-
-
 def cache_formats(kv_dtype: torch.dtype, dtype: torch.dtype, gpu: Gpu) -> tuple[str, tl.dtype]:
     """How a kernel reads caches of `kv_dtype` ("" for a cache in the dtype of queries, else as from_fp8), and
     the dtype of its products with queries of `dtype`.
@@ -178,10 +135,12 @@ def cache_formats(kv_dtype: torch.dtype, dtype: torch.dtype, gpu: Gpu) -> tuple[
     return kind, dot_type(dtype)
 
 
-def split_counters(gpu: Gpu, torch_device: torch.device) -> Tensor:
+def split_counters(gpu: Gpu, torch_device: torch.device, *, lists: bool = False) -> Tensor:
     """What programs of one launch count themselves by, where the last one merges splits: as many numbers as
-    programs without splits are split at all. They are 0 between launches."""
-    return torch.zeros(FILL * gpu.num_cores, dtype=torch.int32, device=torch_device)
+    programs without splits are split at all; with `lists`, of as many rows and heads as are listed. They are
+    0 between launches."""
+    num = FILL * gpu.num_cores
+    return torch.zeros(max(num, MOST_COUNTERS) if lists else num, dtype=torch.int32, device=torch_device)
 
 
 def attention(
@@ -192,14 +151,26 @@ def attention(
     scores: Scores,
     gpu: Gpu,
     counters: Tensor | None = None,
+    *,
+    lists: bool = False,
 ) -> Tensor:
     """Attention of q [T, H, DK] over caches [tokens, K, DK] and [tokens, K, DV] -> [T, H, DV]. `counters`: of
-    `split_counters`; None: splits are merged in a launch of their own."""
+    `split_counters`; None: splits are merged in a launch of their own. `lists`: decode rows are divided by a
+    list on the device."""
     out = q.new_empty(*q.shape[:2], v_cache.shape[2])
     for launch in plan.launches:
         queries = launch.queries
         launch_attention(
-            out[queries], q[queries], k_cache, v_cache, launch, plan, scores, gpu, counters=counters
+            out[queries],
+            q[queries],
+            k_cache,
+            v_cache,
+            launch,
+            plan,
+            scores,
+            gpu,
+            counters=counters,
+            lists=lists,
         )
     return out
 
@@ -215,6 +186,7 @@ class _Grid:
     num_tiles: int
     columns: int  # programs side by side for the heads of one tile
     splits: int
+    is_listed: bool = False  # `tiles` is int32 [3, tiles] of list_work
 
 
 class _Result(NamedTuple):
@@ -226,15 +198,22 @@ class _Result(NamedTuple):
     counters: Tensor | None
 
 
-def _grid_of(q: Tensor, keys: Tensor, dim: int, launch: AttentionLaunch, window: int, gpu: Gpu) -> _Grid:
+def _grid_of(
+    q: Tensor, keys: Tensor, dim: int, launch: AttentionLaunch, window: int, gpu: Gpu, counters: Tensor | None
+) -> _Grid:
+    """`counters`: of parts that are listed; None: nothing is."""
     kv_heads = keys.shape[1]
     group = q.shape[1] // kv_heads
     max_queries = 1 if launch.ends is None else int(launch.ends[1].max())
     tile = select_tile(max_queries * group, dim, q.itemsize, gpu)
     heads = min(group, tile.m)
-    tiles = None if launch.ends is None else launch.tiles_of(tile.m // heads)
-    num_tiles = launch.num_queries if tiles is None else tiles.shape[1]
     columns = kv_heads * triton.cdiv(group, heads)
+    rows = launch.num_queries
+    if counters is not None and launch.ends is None and rows <= min(MOST_ROWS, len(counters) // columns):
+        work = launch.work_of(max(1, FILL * gpu.num_cores // columns), window, tile.n)
+        return _Grid(tile, group, heads, work, work.shape[1], columns, 1, True)
+    tiles = None if launch.ends is None else launch.tiles_of(tile.m // heads)
+    num_tiles = rows if tiles is None else tiles.shape[1]
     max_kv_len = min(launch.max_kv_len, window or launch.max_kv_len)
     splits = select_splits(num_tiles * columns, max_kv_len, tile, gpu)
     return _Grid(tile, group, heads, tiles, num_tiles, columns, splits)
@@ -252,15 +231,23 @@ def launch_attention(
     q_rope: Tensor | None = None,
     ropes: Tensor | None = None,
     counters: Tensor | None = None,
+    *,
+    lists: bool = False,
 ) -> None:
-    """Attention of the queries of one launch, q [n, H, DK] -> out [n, H, DV], written in place. `counters`:
-    see `attention`.
+    """Attention of the queries of one launch, q [n, H, DK] -> out [n, H, DV], written in place. `counters`
+    and `lists`: see `attention`.
 
     With `ropes`, keys have a second part in another cache, [tokens, 1, P], for which queries have q_rope
     [n, H, P], and the first part of keys is the values (absorbed MLA).
     """
     dim_v = values.shape[2]
-    grid = _grid_of(q, keys, max(keys.shape[2], dim_v), launch, scores.window, gpu)
+    dim = max(keys.shape[2], dim_v)
+    grid = _grid_of(q, keys, dim, launch, scores.window, gpu, counters if lists else None)
+    if grid.is_listed:
+        parts = q.new_empty(grid.num_tiles, q.shape[1], dim_v, dtype=torch.float32)
+        result = _Result(parts, parts.new_empty(parts.shape[:2]), out, counters)
+        _launch_kernel(result, q, keys, values, launch, plan, scores, grid, q_rope, ropes, gpu)
+        return
     if grid.splits == 1:
         result = _Result(out, out, None, None)
         _launch_kernel(result, q, keys, values, launch, plan, scores, grid, q_rope, ropes, gpu)
@@ -299,12 +286,10 @@ def _launch_kernel(
     gpu: Gpu,
 ) -> None:
     fp8, dot = cache_formats(keys.dtype, q.dtype, gpu)
+    early = starts_early(gpu)
     caches = [x if not fp8 or x is None else x.view(torch.uint8) for x in (keys, values, ropes)]
-    table, rows, queries = (
-        plan.page_tables[-1 if scores.window else 0],
-        launch.rows,
-        q if q_rope is None else q_rope,
-    )
+    table, rows = plan.page_tables[-1 if scores.window else 0], launch.rows
+    queries = q if q_rope is None else q_rope
     dims = (keys.shape[2], values.shape[2], 0 if ropes is None else ropes.shape[2])
     blocks = [next_power_of_2(dim, 16) for dim in dims]
     merged = result.out if result.merged is None else result.merged
@@ -335,9 +320,10 @@ def _launch_kernel(
         HEADS=grid.heads,
         # a constant saves the decode kernel 35 registers
         KV_HEADS=0 if plan.page_size == ONE_PAGE else keys.shape[1],
-        SPLIT=grid.splits > 1,
+        SPLIT=grid.splits > 1 or grid.is_listed,
         MERGES=result.merged is not None,
-        TILED=grid.tiles is not None,
+        TILED=grid.tiles is not None and not grid.is_listed,
+        LISTED=grid.is_listed,
         WINDOW=scores.window,
         CAPPED=scores.cap > 0,
         HAS_SINKS=scores.sinks is not None,
@@ -354,6 +340,8 @@ def _launch_kernel(
         BLOCK_R=blocks[2],
         FP8=fp8,
         DOT=dot,
+        EARLY=early,
         num_warps=grid.tile.warps,
         num_stages=grid.tile.stages,
+        **launch_options(early=early),
     )

@@ -177,6 +177,7 @@ BACKEND_CLASSES = {
     "triton": "runtime.devices.cuda.attention_backends:TritonBackend",
     "torch_native": "runtime.devices.cuda.attention_backends:TorchNativeBackend",
     "flex_attention": "runtime.devices.cuda.flex:FlexAttentionBackend",
+    "cudnn": "runtime.devices.cuda.cudnn:CudnnBackend",
     "flashinfer": "runtime.devices.cuda.flashinfer:FlashInferBackend",
     "fa3": "runtime.devices.cuda.flash:FlashAttention3Backend",
     "fa4": "runtime.devices.cuda.flash:FlashAttention4Backend",

@@ -1,5 +1,6 @@
 """NVIDIA GPUs through torch and Triton: `--device cuda`."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 INSTALL = f"install a torch that is built for CUDA, and triton: {install_line('cuda')}"
 OLDEST = (8, 0)  # asynchronous copies and bfloat16 products
+EARLY = (9, 0)  # programmatic dependent launch
 
 
 def set_device(options: CudaOptions, rank: int, before: int = 0) -> torch.device:
@@ -47,6 +49,12 @@ def set_device(options: CudaOptions, rank: int, before: int = 0) -> torch.device
         raise StartError(
             f"GPU {number} ({torch.cuda.get_device_name(number)}) has compute capability "
             f"{'.'.join(map(str, capability))}; --device cuda needs {'.'.join(map(str, OLDEST))} or more"
+        )
+    if options.starts_early and capability < EARLY:
+        raise StartError(
+            f"--enable-pdl: GPU {number} ({torch.cuda.get_device_name(number)}) has compute capability "
+            f"{'.'.join(map(str, capability))}, and kernels start early from {'.'.join(map(str, EARLY))} on; "
+            "leave it out"
         )
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
@@ -122,13 +130,15 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
     ranks, links = open_ranks(start, rank, torch_device, options)
-    gpu = gpu_of(torch_device)
+    gpu = replace(gpu_of(torch_device), starts_early=options.starts_early)
     backends = options.prefill_attention_backend, options.decode_attention_backend
     attention_backend = open_hybrid_backend(*backends, dtype, gpu, torch.cuda.get_device_capability())
     graphs = open_graphs(start, torch_device, options, attention_backend)
     fusion = options.kernel_fusion
-    counters = SplitCounters.of(fusion, gpu, torch_device)
-    ops = CudaOps(dtype, gpu, options.fp8_gemm_backend, attention_backend, fusion, counters)
+    counters = SplitCounters.of(fusion, gpu, torch_device, lists=options.lists_work)
+    ops = CudaOps(
+        dtype, gpu, options.fp8_gemm_backend, attention_backend, fusion, counters, options.gemv_rows
+    )
     experts = CudaExperts(gpu, fusion)
     adapters = (
         None if start.adapters is None else CudaLoraOps(gpu, torch_device, start.adapters.num_lora_slots)

@@ -8,6 +8,7 @@ from runtime.devices.cuda.attention import plan_of_decodes
 from runtime.devices.cuda.gemm import gated_product
 from runtime.devices.cuda.kernels.activation import act_and_quantize
 from runtime.devices.cuda.kernels.decode_rows import begin_decodes, sampling_inputs
+from runtime.devices.cuda.kernels.gemv import gemv, takes_gemv
 from runtime.devices.cuda.kernels.logits import apply_penalties
 from runtime.devices.cuda.kernels.norm import add_rms_norm
 from runtime.devices.cuda.kernels.rotary import prepare_heads
@@ -37,7 +38,7 @@ class CudaFusedOps(UnfusedOps):
         locations: Tensor,
     ) -> Tensor:
         """One launch; see FusedOps.prepare_heads."""
-        return prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations)
+        return prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations, self.ops.early)
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, feeds: object
@@ -47,7 +48,7 @@ class CudaFusedOps(UnfusedOps):
         codes = None if prepared is None else prepared.codes_for(len(x), feeds, x)
         if prepared is None or codes is None or torch.compiler.is_compiling():
             return self.ops.add_rms_norm(x, residual, weight, eps)
-        normed, total = add_rms_norm(x, residual, weight, eps, codes)
+        normed, total = add_rms_norm(x, residual, weight, eps, codes, self.ops.early)
         assert isinstance(feeds, PackedWeight), "it has codes"
         prepared.put(normed, feeds, codes)
         return normed, total
@@ -65,6 +66,8 @@ class CudaFusedOps(UnfusedOps):
 
     def gated_product(self, x: Tensor, packed: object, kind: Gate) -> Tensor | None:
         """One launch of few rows with a weight in full; more rows are for cuBLAS."""
+        if kind == "silu" and isinstance(packed, Tensor) and takes_gemv(x, packed, self.ops.gemv_rows):
+            return gemv(x, packed, None, self.ops.gpu, is_gated=True)
         is_fused = self.ops.fusion == "all" and kind == "silu" and 0 < len(x) <= GATED_ROWS
         if not is_fused or not isinstance(packed, Tensor) or torch.compiler.is_compiling():
             return None

@@ -12,6 +12,12 @@ from runtime.devices.cuda.kernels.launch import INTERPRETER, Gpu, next_power_of_
 
 # scheme -> number of rows from which torch's own product is taken instead of Triton's
 TORCH_FROM = {"fp8": 33, "fp8_static": 33, "int8": 65, "int8_static": 65}
+# the most rows of products with weights in full that kernels/gemv.py computes in place of cuBLAS; 0: none, as
+# no card has shown yet from which number of rows on cuBLAS is faster (--gemv-max-rows)
+GEMV_ROWS = 0
+# slots of an expert on average from which on torch's grouped product computes experts in 16 bits; None: at no
+# number, as no card has shown yet from which one on it is faster than ours
+TORCH_GROUPED_FROM: int | None = None
 # MoE slots up to which each is a tile of its own: the kernels that align them would cost more than sharing
 # weights saves
 SINGLE_SLOTS = 16

@@ -45,9 +45,11 @@ def mla_attention(
     scale: float,
     gpu: Gpu,
     counters: Tensor | None = None,
+    *,
+    lists: bool = False,
 ) -> Tensor:
-    """Attention of q [T, H, N] and q_rope [T, H, P] -> [T, H, V]; see Ops.latent_attention. `counters`: as of
-    `attention` (attention.py)."""
+    """Attention of q [T, H, N] and q_rope [T, H, P] -> [T, H, V]; see Ops.latent_attention. `counters` and
+    `lists`: as of `attention` (attention.py)."""
     out = q.new_empty(*q.shape[:2], up.values.shape[2])
     for launch in plan.launches:
         for rows in _launches_of(launch, plan, up):
@@ -67,6 +69,7 @@ def mla_attention(
                     q_rope[tokens],
                     ropes,
                     counters,
+                    lists=lists,
                 )
                 torch.bmm(attended.transpose(0, 1), up.values, out=out[tokens].transpose(0, 1))
             else:

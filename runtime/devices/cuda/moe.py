@@ -3,17 +3,19 @@ experts can be captured.
 
 A layer is five launches: the router, one that aligns slots by expert (two with many slots, none with the
 fewest), the gated product, the down product, and the sum of each token; quantizing activations takes two
-more.
+more. With many slots torch's grouped product may have experts in 16 bits (gemm_tiles.TORCH_GROUPED_FROM).
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import grouped_mm
 
 from runtime.devices.base import Quantized
 from runtime.devices.cuda.gemm import grouped_gemm
-from runtime.devices.cuda.gemm_tiles import SINGLE_SLOTS, rows_of
+from runtime.devices.cuda.gemm_tiles import SINGLE_SLOTS, TORCH_GROUPED_FROM, rows_of
+from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.moe_permute import moe_align_block_size, moe_sum_reduce
 from runtime.devices.cuda.kernels.moe_routing import route
@@ -28,9 +30,13 @@ ExpertWeights = tuple[PackedWeight, PackedWeight]
 class CudaExperts:
     """Experts (devices/base.py) in Triton."""
 
-    def __init__(self, gpu: Gpu, fusion: KernelFusion = "safe") -> None:
+    def __init__(
+        self, gpu: Gpu, fusion: KernelFusion = "safe", grouped_from: int | None = TORCH_GROUPED_FROM
+    ) -> None:
+        """`fusion`: see KernelFusion. `grouped_from`: as gemm_tiles.TORCH_GROUPED_FROM."""
         self.gpu = gpu
         self.fusion = fusion
+        self.grouped_from = grouped_from
 
     def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         """Expert ids and weights of each token; see Experts.route."""
@@ -87,9 +93,36 @@ class CudaExperts:
         if num_slots == 0:
             return torch.zeros_like(x)
         ids = expert_ids.contiguous()
+        if self.takes_grouped(x, num_slots, packed):
+            slots = grouped_by_torch(x, ids, packed)
+            other = None if added is None else added()
+            return moe_sum_reduce(slots, ids, weights.contiguous(), num_experts, other)
         size = 0 if num_slots <= SINGLE_SLOTS else rows_of(-(-num_slots // num_experts), self.gpu)
         tiles = moe_align_block_size(ids, num_experts, size, fuses=self.fusion != "off")
         inner = grouped_gemm(x, gate_up, tiles, ids, ids.shape[1], self.gpu, is_gated=True)
         slots = grouped_gemm(inner, down, tiles, ids, 1, self.gpu, is_gated=False)
         other = None if added is None else added()
         return moe_sum_reduce(slots, ids, weights.contiguous(), num_experts, other)
+
+    def takes_grouped(self, x: Tensor, num_slots: int, packed: ExpertWeights) -> bool:
+        """Whether torch's grouped product computes so many slots: of 16-bit numbers, in rows whose bytes are
+        multiples of 16."""
+        if self.grouped_from is None or num_slots < self.grouped_from * len(packed[0].weight):
+            return False
+        is_plain = all(one.kind == "plain" and one.ins % 8 == one.outs % 8 == 0 for one in packed)
+        return is_plain and x.dtype == torch.bfloat16
+
+
+def grouped_by_torch(x: Tensor, ids: Tensor, packed: ExpertWeights) -> Tensor:
+    """What experts make of each slot, [T * k, hidden], of x [T, hidden] and ids int64 [T, k]; rows of other
+    ranks' experts are undefined. Slots are sorted by expert, and the host knows nothing of their numbers."""
+    gate_up, down = packed
+    num_experts, flat = len(gate_up.weight), ids.flatten()
+    keys = torch.where((flat >= 0) & (flat < num_experts), flat, num_experts)
+    known, order = keys.sort(stable=True)
+    experts = torch.arange(num_experts, device=x.device)
+    ends = torch.searchsorted(known, experts, right=True, out_int32=True)
+    rows = x.index_select(0, order // ids.shape[1])
+    inner = act_and_mul(grouped_mm(rows, gate_up.weight.transpose(1, 2), offs=ends), "silu")
+    found = grouped_mm(inner, down.weight.transpose(1, 2), offs=ends)
+    return torch.empty_like(found).index_copy_(0, order, found)

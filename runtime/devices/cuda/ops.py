@@ -13,8 +13,10 @@ from runtime.devices.cuda import attention as paged
 from runtime.devices.cuda import gemm
 from runtime.devices.cuda.attention import AttentionPlan
 from runtime.devices.cuda.attention_backends import HybridAttentionBackend, PhasePlans
+from runtime.devices.cuda.gemm_tiles import GEMV_ROWS
 from runtime.devices.cuda.kernels.activation import act_and_mul
-from runtime.devices.cuda.kernels.launch import Gpu
+from runtime.devices.cuda.kernels.gemv import gemv, takes_gemv
+from runtime.devices.cuda.kernels.launch import Gpu, starts_early
 from runtime.devices.cuda.kernels.logits import mask
 from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
 from runtime.devices.cuda.kernels.rotary import rotary
@@ -34,13 +36,17 @@ class SplitCounters(NamedTuple):
 
     attention: Tensor | None
     products: Tensor | None
+    lists: bool = False  # decode rows are divided among programs by a list on the device
 
     @classmethod
-    def of(cls, fusion: KernelFusion, gpu: Gpu, torch_device: torch.device) -> "SplitCounters":
-        """Those that `fusion` asks for."""
-        if fusion != "all":
+    def of(
+        cls, fusion: KernelFusion, gpu: Gpu, torch_device: torch.device, *, lists: bool = False
+    ) -> "SplitCounters":
+        """Those that `fusion` asks for; it is not "off" with `lists`."""
+        if fusion == "off":
             return cls(None, None)
-        return cls(paged.split_counters(gpu, torch_device), gemm.split_counters(gpu, torch_device))
+        attention = paged.split_counters(gpu, torch_device, lists=lists)
+        return cls(attention, gemm.split_counters(gpu, torch_device), lists)
 
 
 class CudaOps:
@@ -56,15 +62,19 @@ class CudaOps:
         attention_backend: HybridAttentionBackend | None = None,
         fusion: KernelFusion = "safe",
         counters: SplitCounters | None = None,
+        gemv_rows: int = GEMV_ROWS,
     ) -> None:
         """`fp8_gemm`: one of gemm_tiles.NAMES. `attention_backend`: None for the Triton kernels. `fusion`:
-        see KernelFusion. `counters`: by which the last programs merge splits."""
+        see KernelFusion. `counters`: by which the last programs merge splits. `gemv_rows`: the most rows of
+        products with weights in full that our kernel computes; cuBLAS has those of more."""
         self.dtype = dtype
         self.gpu = gpu
         self.fp8_gemm = fp8_gemm
         self.attention_backend = attention_backend
         self.fusion = fusion
         self.counters = counters or SplitCounters(None, None)
+        self.gemv_rows = gemv_rows
+        self.early = starts_early(gpu)
         # None: each product quantizes its own inputs
         self.prepared = None if fusion == "off" else PreparedInputs()
 
@@ -92,7 +102,10 @@ class CudaOps:
         if isinstance(plan, tuple):
             assert self.attention_backend is not None, "only backends plan phases"
             return self.attention_backend.attend(q, k_cache, v_cache, plan, scores)
-        return paged.attention(q, k_cache, v_cache, plan, scores, self.gpu, self.counters.attention)
+        counters = self.counters
+        return paged.attention(
+            q, k_cache, v_cache, plan, scores, self.gpu, counters.attention, lists=counters.lists
+        )
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> UpProjection:
         """Projections from latents to keys and values of this rank's heads."""
@@ -109,7 +122,9 @@ class CudaOps:
         scale: float,
     ) -> Tensor:
         """MLA over pages, q [T, H, N] and q_rope [T, H, P] -> [T, H, V]."""
-        return mla_attention(q, q_rope, latents, ropes, up, plan, scale, self.gpu, self.counters.attention)
+        counters = self.counters.attention
+        lists = self.counters.lists
+        return mla_attention(q, q_rope, latents, ropes, up, plan, scale, self.gpu, counters, lists=lists)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
         """Writes keys and values to the cache."""
@@ -125,7 +140,7 @@ class CudaOps:
         """RMS norm of x + residual, and that sum."""
         if torch.compiler.is_compiling():
             return torch_ops.add_rms_norm(x, residual, weight, eps)
-        return add_rms_norm(x, residual, weight, eps)
+        return add_rms_norm(x, residual, weight, eps, early=self.early)
 
     def rotary_tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """The tables as they are."""
@@ -153,6 +168,8 @@ class CudaOps:
             inputs = None if self.prepared is None else self.prepared.take(x, packed)
             counters = self.counters.products
             return gemm.linear(x, packed, bias, self.gpu, self.fp8_gemm, inputs, counters)
+        if takes_gemv(x, packed, self.gemv_rows):
+            return gemv(x, packed, bias, self.gpu)
         return F.linear(x, packed, bias)
 
     def sample(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:

@@ -6,9 +6,11 @@ from msgspec import Struct
 
 SymmetricMemory = Literal["off", "try", "on"]
 # how far kernels are joined to fewer launches. off: as they ran on a card. safe: also where a program needs
-# rows of its own alone. all: also where programs of a launch wait for one another, and what else no card has
-# shown
+# rows of its own alone, and where the last of the programs that split a sum merges it. all: also what may be
+# slower than the kernels that it replaces, and what runs beside other work
 KernelFusion = Literal["off", "safe", "all"]
+
+MOST_GEMV_ROWS = 8  # kernels/gemv.py multiplies rows one by one
 
 
 class CudaOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,6 +24,9 @@ class CudaOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     nccl_window: bool = False  # the same, by NCCL
     checks_peers: bool = False  # ranks start only where the cards have access to each other's memory
     kernel_fusion: KernelFusion = "safe"
+    gemv_rows: int = 0  # the most rows of products of kernels/gemv.py
+    lists_work: bool = False  # decode rows are divided among programs by a list on the device
+    starts_early: bool = False  # kernels start before those ahead of them have ended
     fp8_gemm_backend: str = "by_rows"
     prefill_attention_backend: str = "triton"
     decode_attention_backend: str = "triton"

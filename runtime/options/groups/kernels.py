@@ -3,16 +3,22 @@
 from typing import Annotated as A
 from typing import Literal, get_args
 
+from msgspec import Meta
+
 from runtime.devices.attention_backends import BACKENDS
+from runtime.devices.cuda.options import MOST_GEMV_ROWS
 from runtime.devices.facts import DeviceFacts
 from runtime.messages.prompt_split import PromptSplit
 from runtime.options.declare import Amount, Auto, Count, Derived, Group, on_device, option, planned, refused
 from runtime.options.facts import MachineFacts, ModelFacts
 
+FewRows = A[int, Meta(ge=0, le=MOST_GEMV_ROWS)]
+
 AttentionBackend = Literal[
     "triton",
     "torch_native",
     "flex_attention",
+    "cudnn",
     "nsa",
     "cutlass_mla",
     "fa3",
@@ -96,11 +102,35 @@ class Kernels(Group, frozen=True, kw_only=True):
         Literal["off", "safe", "all"],
         option(
             "How far kernels are joined to fewer launches.",
-            note="safe: where a program needs rows of its own alone; all: also where programs of one launch "
-            "wait for one another, and what else no card has run (docs/cuda.md)",
+            note="safe: where a program needs rows of its own alone, and where the last program of those "
+            "that split a sum merges it; all: also what may be slower than what it replaces (docs/cuda.md)",
             devices=("cuda",),
         ),
     ] = "safe"
+    gemv_max_rows: A[
+        FewRows,
+        option(
+            "Most rows of a product with weights in full that is not left to cuBLAS.",
+            note="0: none; no card has shown yet where it is faster (docs/cuda.md)",
+            devices=("cuda",),
+        ),
+    ] = 0
+    enable_decode_work_list: A[
+        bool,
+        option(
+            "Divide the keys of decoding sequences among programs by a list that the device makes.",
+            note="for lengths that differ much; no card has run it yet (docs/cuda.md)",
+            devices=("cuda",),
+        ),
+    ] = False
+    enable_pdl: A[
+        bool,
+        option(
+            "Let kernels start before those ahead of them have ended (programmatic dependent launch).",
+            note="compute capability 9; no card has run it yet (docs/cuda.md)",
+            devices=("cuda",),
+        ),
+    ] = False
     fp4_gemm_backend: A[
         Literal["auto", "flashinfer_cudnn", "flashinfer_cutlass", "flashinfer_trtllm"],
         on_device("cuda", "Kernels of fp4 GEMM."),

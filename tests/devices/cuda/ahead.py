@@ -24,6 +24,7 @@ from tests.devices.cuda import no_gpu
 
 BIN = Path(nvidia.__file__).parent / "bin"
 # tensor cores' products in machine code: of warps (HMMA, IMMA, QMMA) and of groups of warps (HGMMA ...)
+EARLY = ("wait", "launch_dependents")
 PRODUCT = re.compile(r"\b[HIQ]G?MMA\b")
 
 
@@ -94,6 +95,8 @@ class Ahead:
                     "shared_bytes": made.metadata.shared,
                     "num_warps": options.num_warps,
                     "num_stages": options.num_stages,
+                    # waits for kernels ahead, and lets the next one start
+                    "early": [made.asm["ptx"].count(f"griddepcontrol.{word}") for word in EARLY],
                     "wgmma": "wgmma.mma_async" in made.asm["ptx"],
                     "loops": loops(code),
                     "constants": {

@@ -1,6 +1,8 @@
 """Launches of every kernel at the sizes of real models, for compiling ahead. Tensors are as small as strides
 allow."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -11,6 +13,7 @@ from runtime.devices.cuda.attention import AttentionLaunch, AttentionPlan
 from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.gemm import gemm
 from runtime.devices.cuda.kernels.activation import act_and_mul
+from runtime.devices.cuda.kernels.gemv import gemv
 from runtime.devices.cuda.kernels.latents import LatentNorms, prepare_latents
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.logits import apply_penalties, mask
@@ -56,11 +59,12 @@ def heads(
     *,
     gpu: Gpu,
     counters: torch.Tensor | None = None,
+    lists: bool = False,
 ) -> None:
     """Attention with so many heads."""
     caches = [torch.zeros(64, kv, dim).to(kv_dtype or dtype) for _ in range(2)]
     q = torch.zeros(ROWS * count, num, dim, dtype=dtype)
-    attention.attention(q, *caches, plan(page_size, count), scores or Scores(0.1), gpu, counters)
+    attention.attention(q, *caches, plan(page_size, count), scores or Scores(0.1), gpu, counters, lists=lists)
 
 
 def attend(gpu: Gpu) -> None:
@@ -122,6 +126,23 @@ def latent(gpu: Gpu) -> None:
             attention.launch_attention(
                 found, q, caches[0], caches[0], launch, metadata, Scores(0.1), gpu, rope, caches[1]
             )
+
+
+def few(gpu: Gpu) -> None:
+    """A layer of Llama-3.1-8B for one sequence and for eight, where kernels start early."""
+    gpu, bf16 = replace(gpu, starts_early=True), torch.bfloat16
+    weight = torch.empty(1, dtype=bf16).expand(28672, 4096)
+    for count in (1, 8):
+        x = torch.zeros(count, 4096, dtype=bf16)
+        gemv(x, weight[:6144], None, gpu)
+        gemv(x, weight, None, gpu, is_gated=True)
+    ops = CudaOps(bf16, gpu)
+    ops.add_rms_norm(x, torch.zeros_like(x), weight[0], 1e-6)
+    caches, at = [torch.zeros(64, 8, 128, dtype=bf16) for _ in range(2)], torch.zeros(4, dtype=torch.int64)
+    table = torch.zeros(4, 64)
+    CudaFusedOps(ops).prepare_heads(torch.zeros(4, 6144, dtype=bf16), None, table, table, *caches, at)
+    counters = attention.split_counters(gpu, torch.device("cpu"), lists=True)
+    heads(32, 8, 128, bf16, 64, 1, gpu=gpu, counters=counters, lists=True)
 
 
 def rows(gpu: Gpu) -> None:
@@ -298,6 +319,7 @@ LAUNCHES = {
     "llama": llama,
     "narrow": narrow,
     "fused": fused,
+    "few": few,
     "latent": latent,
     "rows": rows,
     "logits": logits,

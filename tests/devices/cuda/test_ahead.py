@@ -6,18 +6,31 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.devices.cuda.torch_device import HAS_GPU
 
-# instructions for a tile of 64 keys of a decode step: in bf16, in 8 bits, and in bf16 where the last program
-# merges. Conversion on bits and products in bf16 took 1,399 in 8 bits
-LOOPS = (325, 544, 323)
+# instructions for a tile of 64 keys of a decode step: in bf16, in 8 bits, in bf16 where the last program
+# merges, and where parts are listed as well. Conversion on bits and products in bf16 took 1,399 in 8 bits
+LOOPS = (325, 544, 323, 323)
 SLACK = 1.05
+GEMV_REGISTERS = 128  # of which a multiprocessor has room for four programs
+# kernels between products that start before those ahead have ended
+EARLY = ("add_rms_norm_kernel", "prepare_heads_kernel", "paged_attention_kernel")
 REGISTERS = 212  # of a thread, the most of any kernel
 
 ROOT = Path(__file__).parents[3]
+
+
+def check_early_starts(made: list[dict[str, Any]]) -> None:
+    """Kernels that start early wait once, and let the next one start; products of few rows leave room for
+    four programs on a multiprocessor."""
+    early = [one for one in made if one["early"] != [0, 0]]
+    assert [one["kernel"] for one in early] == [*["gemv_kernel"] * 4, *EARLY]
+    assert all(one["early"] == [1, 1] for one in early)
+    assert all(one["registers"] <= GEMV_REGISTERS for one in early[:4]), early[:4]
 
 
 @pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
@@ -25,7 +38,7 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {
         "TRITON_CACHE_DIR": str(tmp_path)
     }
-    names = ["llama", "narrow", "rows", "logits", "hopper", "adapted", "states", "fused"]
+    names = ["llama", "narrow", "rows", "logits", "hopper", "adapted", "states", "fused", "few"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.devices.cuda.ahead", "90", *names],
         cwd=ROOT,
@@ -64,13 +77,16 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
         "begin_decodes_kernel",
         "sampling_inputs_kernel",
         "prepare_latents_kernel",
+        "gemv_kernel",
+        "list_work_kernel",
     }
     assert not [one for one in made if one["spilled_bytes"] or one["shared_bytes"] > 227 << 10]
     attention = [one for one in made if one["kernel"] == "paged_attention_kernel"]
-    assert [one["wgmma"] for one in attention] == [False, True, False, False]
-    decode, _, narrow, merging = attention
+    assert [one["wgmma"] for one in attention] == [False, True, False, False, False]
+    decode, _, narrow, merging, listed = attention
+    check_early_starts(made)
     # of a tile of keys without masks: what the cache costs in 8 bits, and that merging costs the loop nothing
-    found = [one["loops"][0] for one in (decode, narrow, merging)]
+    found = [one["loops"][0] for one in (decode, narrow, merging, listed)]
     assert all(0 < count <= SLACK * most for count, most in zip(found, LOOPS, strict=True)), found
     assert {one["kernel"]: one["registers"] for one in made if one["registers"] > REGISTERS} == {}
     large = [one for one in made if one["kernel"] == "gemm_kernel" and int(one["constants"]["M"]) >= 64]

@@ -13,15 +13,8 @@ from torch import Tensor
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda.attention import (
-    AttentionLaunch,
-    AttentionPlan,
-    attention,
-    list_query_tiles,
-    plan_attention,
-    select_splits,
-    select_tile,
-)
+from runtime.devices.cuda.attention import AttentionLaunch, AttentionPlan, attention, plan_attention
+from runtime.devices.cuda.attention_tiles import list_query_tiles, select_splits, select_tile
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.models.config.block import Alibi
 from tests.devices.cuda.torch_device import DTYPES, GPU, TORCH_DEVICE, near

@@ -12,6 +12,7 @@ import torch
 from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
+from runtime.devices.cuda import cudnn
 from runtime.devices.cuda.attention_backends import BACKEND_CLASSES, open_hybrid_backend
 from runtime.devices.cuda.kernels.launch import INTERPRETER, gpu_of
 from runtime.devices.cuda.ops import CudaOps
@@ -74,6 +75,24 @@ def test_torch_native(case: str) -> None:
     check(ops, MIXED, 3, CASES[case])
     check(ops, [(40, 1)], 1, CASES[case], page_size=1)
     check(ops, [(0, 5)], 0, CASES[case], kv_dtype=torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cudnn_has_prompts(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole prompts and those behind prefixes; what torch's call does not know is for our kernel."""
+    calls = []
+    attend = cudnn.scaled_dot_product_attention
+
+    def counted(*args: torch.Tensor, **options: Any) -> torch.Tensor:
+        calls.append(options["is_causal"])
+        return attend(*args, **options)
+
+    monkeypatch.setattr(cudnn, "scaled_dot_product_attention", counted)
+    ops = ops_of("cudnn", "triton", torch.float32)
+    check(ops, MIXED, 3, CASES[case])
+    check(ops, [(0, 5), (7, 9)], 0, CASES[case], page_size=4)
+    assert calls[-2:] == ([True, False] if case == "plain" else [])
+    check(ops_of("cudnn", "triton", torch.bfloat16), [(0, 5)], 0, CASES[case], kv_dtype=torch.float8_e4m3fn)
 
 
 @pytest.mark.parametrize("case", ["cap", "sinks"])

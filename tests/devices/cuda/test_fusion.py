@@ -14,6 +14,7 @@ from runtime.devices.cuda import gemm as products
 from runtime.devices.cuda.attention import attention, plan_attention, split_counters
 from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.gemm import quantize_activations
+from runtime.devices.cuda.kernels.decode_work import list_work
 from runtime.devices.cuda.kernels.latents import LatentNorms, prepare_latents
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.norm import rms_norm
@@ -178,6 +179,46 @@ def test_the_last_program_merges(num_decodes: int, scores: Scores) -> None:
         found = attention(q, cache.keys, cache.values, plan, scores, GPU, counters)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         assert not counters.any()
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_work_is_listed(window: int) -> None:
+    """Every part of every row once, none of more tiles than what the rows leave to each program; the rest are
+    parts without keys."""
+    lengths, tile, wanted = [1, 3000, 64, 65, 700], 16, 12
+    rows = torch.zeros(4, 5, dtype=torch.int32)
+    rows[1] = torch.tensor(lengths) - 1
+    work = list_work(rows.to(TORCH_DEVICE), wanted, window, tile).T.tolist()
+    tiles = [-(-length // tile) - max(0, length - window) // tile * bool(window) for length in lengths]
+    size = max(4, -(-sum(tiles) // wanted))
+    parts = [max(1, -(-count // size)) for count in tiles]
+    expected = [[row, part, count] for row, count in enumerate(parts) for part in range(count)]
+    assert len(expected) <= len(work) == wanted + 5
+    assert work == expected + [[0, 1, 1]] * (len(work) - len(expected))
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [Scores(0.2), Scores(0.2, window=90), Scores(0.2, sinks=torch.arange(8.0) / 4)],
+    ids=["plain", "window", "sinks"],
+)
+def test_listed_decodes(scores: Scores) -> None:
+    """One long row and short ones, as without a list; twice: counters are zeros between launches."""
+    rows = [(1400, 1), (0, 1), (33, 1), (350, 1)]
+    cache = fill(rows, 2, (32, 32), 16, torch.float32, torch.float32)
+    if scores.sinks is not None:
+        scores = Scores(0.2, sinks=scores.sinks.to(TORCH_DEVICE))
+    starts, counts = np.array(rows, np.int32).T
+    slots = np.arange(4, dtype=np.int32)
+    q, counters = randn(4, 8, 32), split_counters(GPU, TORCH_DEVICE, lists=True)
+    plan = plan_attention(AttentionRows(4, slots, starts, counts), cache.table, 16)
+    expected = attention(q, cache.keys, cache.values, plan, scores, GPU)
+    for _ in range(2):
+        found = attention(q, cache.keys, cache.values, plan, scores, GPU, counters, lists=True)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        assert not counters.any()
+    ((num_parts, window, _),) = plan.launches[0].work
+    assert (num_parts, window) == (GPU.num_cores * 3 // 2, scores.window)
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, PackedInt(4, 128)], ids=str)

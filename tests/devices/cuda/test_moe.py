@@ -91,6 +91,35 @@ def test_apply(dtype: torch.dtype, case: str, single: int, monkeypatch: pytest.M
     near(found, wanted, dtype, 2)
 
 
+@pytest.mark.parametrize("case", IDS)
+def test_torchs_grouped_product(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against our kernels, also where experts are elsewhere or have no slots."""
+    calls, product = [], layer.grouped_mm
+
+    def counted(*args: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        calls.append(offs.tolist())
+        found: torch.Tensor = product(*args, offs=offs)
+        found[int(offs[-1]) :] = 0.0  # undefined, and the interpreter would warn of what overflows
+        return found
+
+    monkeypatch.setattr(layer, "grouped_mm", counted)
+    generator, ids = torch.Generator().manual_seed(6), torch.tensor(IDS[case], device=TORCH_DEVICE)
+    x = torch.randn(len(ids), 40, generator=generator).bfloat16().to(TORCH_DEVICE)
+    packed = EXPERTS.pack(
+        *(
+            torch.randn(5, *shape, generator=generator).div(4).bfloat16().to(TORCH_DEVICE)
+            for shape in ((2 * 72, 40), (40, 72))
+        )
+    )
+    weights = torch.rand(ids.shape, generator=generator).to(TORCH_DEVICE)
+    grouped = CudaExperts(EXPERTS.gpu, grouped_from=0)
+    near(grouped.apply(x, ids, weights, packed), EXPERTS.apply(x, ids, weights, packed), torch.bfloat16, 2)
+    here = ids[(ids >= 0) & (ids < 5)]
+    assert calls == [[int((here <= expert).sum()) for expert in range(5)]] * 2
+    assert not EXPERTS.takes_grouped(x, 1 << 20, packed), "no card has shown that it pays"
+    assert not grouped.takes_grouped(x.float(), 1 << 20, packed)
+
+
 def test_a_token_does_not_depend_on_its_company() -> None:
     generator = torch.Generator().manual_seed(4)
     x, weights = torch.randn(20, 32, generator=generator), torch.rand(20, 2, generator=generator)

@@ -6,7 +6,8 @@ the tile of a decode row is as tall as the tensor cores want and keys are read o
 2023): first the keys that the window cuts, then those that all queries see, then the diagonal; only the first
 and the last are masked. Where there are fewer programs than the GPU has room for, the keys are split among
 several programs, whose partial results attention_splits.py joins (Dao et al., Flash-Decoding, 2023): in a
-launch of its own, or with MERGES in the program of a tile that is the last to be done.
+launch of its own, or with MERGES in the program of a tile that is the last to be done. With LISTED programs
+find in a list which part of which row they have (decode_work.py).
 
 Nothing depends on the host but the grid: rows are described in device memory, so a launch may be part of a
 CUDA graph. What changes from step to step is no constant of the kernel, nor is its alignment, so that a form
@@ -21,6 +22,7 @@ import triton.language as tl
 
 from runtime.devices.cuda.kernels.attention_splits import LOG2E, NEG_INF, merge_tile
 from runtime.devices.cuda.kernels.fp8_bytes import from_fp8
+from runtime.devices.cuda.kernels.launch import await_inputs
 
 
 class Cache(NamedTuple):
@@ -236,6 +238,12 @@ def _load_queries(
     return tl.load(at, mask=is_query[:, None] & (dims < DIM)[None, :], other=0).to(DOT)
 
 
+@triton.jit
+def _listed_part(at: tl.tensor, num_parts: tl.tensor) -> tuple:
+    """The row of a program's part, its number, and the row's number of parts; see list_work_kernel."""
+    return tl.load(at), tl.load(at + num_parts), tl.load(at + 2 * num_parts)
+
+
 @triton.jit(
     do_not_specialize=["num_rows", "num_tiles", "first_query"],
     # read by the number, or by the head
@@ -275,6 +283,7 @@ def paged_attention_kernel(
     SPLIT: tl.constexpr,
     MERGES: tl.constexpr,
     TILED: tl.constexpr,
+    LISTED: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -291,21 +300,28 @@ def paged_attention_kernel(
     BLOCK_R: tl.constexpr,
     FP8: tl.constexpr,
     DOT: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Grid (tiles, KV heads * parts of a group, splits). `rows` int32 [4, num_rows]: slot, start, count,
     first query; `tiles` int32 [2, num_tiles]: row and first token in it; with TILED False tile i is row i.
     Queries and results begin with query `first_query`. With KV_HEADS 0 the grid says how many there are. With
     splits, out [tokens, heads, splits, DV] and lse [tokens, heads, splits] are float32 partial results; with
     one, out [tokens, heads, DV] is the result. With MERGES the last program of a tile's heads makes `merged`,
-    the result, of them, and `counters`, int32 [tiles * columns], are 0 before and after the launch."""
+    the result, of them, and `counters`, int32 [tiles * columns], are 0 before and after the launch. With
+    LISTED, which is with MERGES, the grid is (parts, ..., 1), `tiles` is int32 [3, num_tiles] of
+    list_work_kernel, out [parts, heads, DV] and lse [parts, heads] are its parts' partial results, and there
+    are counters [rows * columns]."""
     S: tl.constexpr = Sizes(
         WINDOW, CAPPED, BIASED, LATENT, PAGE, M, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, FP8, DOT
     )
     PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    await_inputs(EARLY)
     split, num_splits = tl.program_id(2), tl.num_programs(2)
     kv_heads = KV_HEADS if KV_HEADS > 0 else tl.num_programs(1) // PARTS
     kv_head, part = tl.program_id(1) % kv_heads, tl.program_id(1) // kv_heads
     row, offset = tl.program_id(0), 0
+    if LISTED:
+        row, split, num_splits = _listed_part(tiles + tl.program_id(0), num_tiles)
     if TILED:
         row, offset = tl.load(tiles + tl.program_id(0)), tl.load(tiles + num_tiles + tl.program_id(0))
     slot, start = tl.load(rows + row), tl.load(rows + num_rows + row)
@@ -337,11 +353,14 @@ def paged_attention_kernel(
     if HAS_SINKS and not SPLIT:
         state = _add_sink(state, tl.load(sinks + head, mask=is_query, other=NEG_INF).to(tl.float32) * LOG2E)
     heads = at * (kv_heads * GROUP) + head
-    target = heads * num_splits + split if SPLIT else heads
+    stride = kv_heads * GROUP if LISTED else 1
+    parts = (tl.program_id(0) - split).to(tl.int64) * stride + head if LISTED else heads * num_splits
+    target = parts + split * stride if SPLIT else heads
     _store_result(out, lse, target, state, is_query, SPLIT, DV, BLOCK_V)
     if MERGES:
-        place = counters + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), sinks + head
-        merge_tile(merged, out, lse, *place, heads, num_splits, is_query, HAS_SINKS, M, DV, BLOCK_V)
+        place = counters + row * tl.num_programs(1) + tl.program_id(1), sinks + head, heads, parts, stride
+        if split < num_splits:
+            merge_tile(merged, out, lse, *place, num_splits, is_query, HAS_SINKS, M, DV, BLOCK_V)
 
 
 @triton.jit

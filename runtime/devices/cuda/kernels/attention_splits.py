@@ -19,6 +19,8 @@ def merge_tile(
     counter: tl.tensor,
     sinks: tl.tensor,
     rows: tl.tensor,
+    parts: tl.tensor,
+    stride: tl.tensor,
     num_splits: tl.tensor,
     is_row: tl.tensor,
     HAS_SINKS: tl.constexpr,
@@ -26,13 +28,14 @@ def merge_tile(
     DV: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ) -> None:
-    """Merges rows [M] of a tile if this program is the last one of its splits. `sinks`: pointers [M] to a
-    learned logit of each row."""
+    """Merges rows [M] of a tile if this program is the last one of its splits. `parts` [M]: where the first
+    partial result of each row is; the next one is `stride` behind it. `sinks`: pointers [M] to a learned
+    logit of each row."""
     if is_last_program(counter, num_splits):
         sink = tl.full((M,), NEG_INF, tl.float32)
         if HAS_SINKS:
             sink = tl.load(sinks, mask=is_row, other=NEG_INF).to(tl.float32) * LOG2E
-        _merge(merged, partials, lse, sink, rows, num_splits, is_row, M, DV, BLOCK_V)
+        _merge(merged, partials, lse, sink, rows, parts, stride, num_splits, is_row, M, DV, BLOCK_V)
 
 
 @triton.jit
@@ -42,18 +45,21 @@ def _merge(
     lse: tl.tensor,
     sink: tl.tensor,
     rows: tl.tensor,
+    parts: tl.tensor,
+    stride: tl.tensor,
     num_splits: tl.tensor,
     is_row: tl.tensor,
     M: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ) -> None:
-    """Rows `rows` [M] of `merged` [.., DV], of the partial results [.., num_splits, DV] and binary lse [..,
-    num_splits] that other programs have stored. `sink` [M]: a learned logit of each row, -inf for none."""
+    """Rows `rows` [M] of `merged` [.., DV], of the partial results [.., DV] and binary lse [..] that other
+    programs have stored at `parts` [M] and every `stride` behind. `sink` [M]: a learned logit of each row,
+    -inf for none."""
     dims = tl.arange(0, BLOCK_V)
     row_max = sink
     for split in range(0, num_splits):
-        at = lse + rows * num_splits + split
+        at = lse + parts + split * stride
         # not of this multiprocessor's cache, which may be older than what others have stored
         row_max = tl.maximum(row_max, tl.load(at, mask=is_row, other=NEG_INF, cache_modifier=".cg"))
     row_max = tl.where(row_max == NEG_INF, 0.0, row_max)
@@ -61,7 +67,7 @@ def _merge(
     acc = tl.zeros((M, BLOCK_V), tl.float32)
     mask = is_row[:, None] & (dims < DV)[None, :]
     for split in range(0, num_splits):
-        place = rows * num_splits + split
+        place = parts + split * stride
         share = tl.exp2(tl.load(lse + place, mask=is_row, other=NEG_INF, cache_modifier=".cg") - row_max)
         partial = tl.load(
             partials + place[:, None] * DV + dims[None, :], mask=mask, other=0.0, cache_modifier=".cg"

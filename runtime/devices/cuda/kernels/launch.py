@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 FP8_KINDS = {
@@ -26,6 +27,7 @@ class Gpu:
     num_cores: int  # multiprocessors
     shared_bytes: int  # shared memory of a multiprocessor, for all programs on it
     has_fp8: bool = False  # whether tensor cores multiply 8-bit floats
+    starts_early: bool = False  # whether kernels start before those ahead of them have ended
 
 
 INTERPRETER = Gpu(num_cores=4, shared_bytes=1 << 30)  # numpy likes few and large tiles
@@ -41,6 +43,25 @@ def gpu_of(torch_device: torch.device) -> Gpu:
         properties.shared_memory_per_multiprocessor,
         (properties.major, properties.minor) >= (8, 9),
     )
+
+
+def starts_early(gpu: Gpu) -> bool:
+    """Whether a launch on this GPU may start early; the interpreter knows nothing of it."""
+    return gpu.starts_early and not knobs.runtime.interpret
+
+
+def launch_options(*, early: bool) -> dict[str, bool]:
+    """Triton's options of a launch that may start early."""
+    return {"launch_pdl": True} if early else {}
+
+
+@triton.jit
+def await_inputs(EARLY: tl.constexpr) -> None:
+    """Lets the next kernel start as soon as there is room for it, and waits for those ahead. Where kernels do
+    not start early, nothing."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.devices.cuda.kernels.activation_quantization import RowCodes, quantize_held
-from runtime.devices.cuda.kernels.launch import next_power_of_2
+from runtime.devices.cuda.kernels.launch import await_inputs, launch_options, next_power_of_2
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -55,10 +55,12 @@ def add_rms_norm_kernel(
     BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Grid (rows,): residual += x in the dtype of the residual, and the norm of that sum. With KIND also its
     bytes `codes` [rows, SIZE] and `code_scales` [rows, num_scales], see quantize_held."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    await_inputs(EARLY)
     residual_at = residual + row * residual_stride + at
     total = tl.load(residual_at, mask=at < SIZE, other=0.0).to(tl.float32)
     total += tl.load(x + row * stride + at, mask=at < SIZE, other=0.0).to(tl.float32)
@@ -110,10 +112,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, quantized: RowCodes | None = None
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    quantized: RowCodes | None = None,
+    early: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """See Ops.add_rms_norm; overwrites `residual`. Both [T, D]. `quantized`: where the norm is also written
-    in 8 bits; None: nowhere."""
+    in 8 bits; None: nowhere. `early`: see launch.starts_early."""
     out = x.new_empty(x.shape)
     if len(x):
         block = next_power_of_2(x.shape[1], 16)
@@ -132,6 +139,8 @@ def add_rms_norm(
             BLOCK=block,
             KIND="" if quantized is None else quantized.kind,
             GROUP=0 if quantized is None else quantized.group,
+            EARLY=early,
             num_warps=num_warps_for(block),
+            **launch_options(early=early),
         )
     return out, residual

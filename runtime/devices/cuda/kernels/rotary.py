@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.devices.cuda.kernels.fp8_bytes import to_fp8
-from runtime.devices.cuda.kernels.launch import FP8_KINDS, next_power_of_2
+from runtime.devices.cuda.kernels.launch import FP8_KINDS, await_inputs, launch_options, next_power_of_2
 from runtime.devices.cuda.kernels.norm import num_warps_for
 
 
@@ -80,10 +80,12 @@ def prepare_heads_kernel(
     BLOCK: tl.constexpr,
     NORMS: tl.constexpr,
     KIND: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Grid (tokens, H + 2 K): one query, key or value head in each program."""
     token, head, at = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
     is_there = at < HALF
+    await_inputs(EARLY)
     source = qkv + token * stride + head * (2 * HALF) + at
     first = tl.load(source, mask=is_there, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=is_there, other=0.0).to(tl.float32)
@@ -129,9 +131,10 @@ def prepare_heads(
     k_cache: Tensor,
     v_cache: Tensor,
     locations: Tensor,
+    early: bool = False,
 ) -> Tensor:
     """Norm, rotary positions and cache stores of qkv [T, (H + 2 K) * D] -> queries [T, H, D]; see
-    Fused.prepare_heads. cos and sin float32 [T, D / 2]."""
+    Fused.prepare_heads. cos and sin float32 [T, D / 2]. `early`: see launch.starts_early."""
     kv_heads, dim = k_cache.shape[1:]
     num_heads = qkv.shape[1] // dim - 2 * kv_heads
     q = qkv.new_empty(len(qkv), num_heads, dim)
@@ -156,6 +159,8 @@ def prepare_heads(
             BLOCK=next_power_of_2(dim // 2, 16),
             NORMS=norm is not None,
             KIND=kind,
+            EARLY=early,
             num_warps=1,
+            **launch_options(early=early),
         )
     return q
