@@ -1,15 +1,16 @@
 """Images for SigLIP 2's NaFlex: their own shape, in about as many patches as the model may have."""
 
 from hashlib import sha256
+from pathlib import Path
 
 import msgspec
 import numpy as np
 from PIL import Image
 
 from runtime.messages.media import Media, MediaKind
-from runtime.models.config.dual_config import DualImages, NaflexConfig
-from runtime.text.image_processor import normalized
-from runtime.text.media_prompts import Prepared, check_kind
+from runtime.models.config.dual_config import DualImages, NaflexConfig, read_dual_images, read_naflex
+from runtime.text.image_processor import ClipImageProcessor, normalized
+from runtime.text.media_prompts import MediaProcessor, Prepared, check_kind
 
 
 class NaflexImageProcessor:
@@ -40,3 +41,10 @@ class NaflexImageProcessor:
             positions=np.zeros(1, np.int32),
             grid=(1, rows, columns),
         )
+
+
+def open_dual_images(folder: Path, encoder: DualImages) -> MediaProcessor:
+    """What prepares the images of CLIP, SigLIP or NaFlex, as the model's folder says. Raises ModelError."""
+    if encoder.is_naflex:
+        return NaflexImageProcessor(encoder, read_naflex(folder, encoder))
+    return ClipImageProcessor(encoder, read_dual_images(folder, encoder))
