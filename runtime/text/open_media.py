@@ -7,7 +7,7 @@ from pathlib import Path
 from runtime.errors import ModelError
 from runtime.messages.media import MediaKind, TranscriptionFacts
 from runtime.models.config.audio_config import QwenAudioEncoder
-from runtime.models.config.dual_config import DualImages, read_dual_images
+from runtime.models.config.dual_config import DualImages
 from runtime.models.config.gemma_vision_config import Gemma3Encoder
 from runtime.models.config.image_config import read_image_config
 from runtime.models.config.internvl_config import InternVlEncoder
@@ -63,6 +63,7 @@ def open_processor(
         from runtime.text.gemma_image_processor import GemmaImageProcessor, read_gemma_images
         from runtime.text.image_openers import open_images
         from runtime.text.image_processor import ClipImageProcessor
+        from runtime.text.naflex_images import open_dual_images
         from runtime.text.omni_processor import OmniProcessor
         from runtime.text.onevision_processor import OneVisionProcessor, read_tiles
         from runtime.text.patch_image_processor import PatchImageProcessor
@@ -82,7 +83,7 @@ def open_processor(
         case LlavaEncoder():
             return ClipImageProcessor(encoder, read_image_config(folder))
         case DualImages():
-            return ClipImageProcessor(encoder, read_dual_images(folder, encoder))
+            return open_dual_images(folder, encoder)
         case InternVlEncoder():
             places, marks = tile_placeholders(encoder, vocabulary), tile_marks(vocabulary)
             return TileImageProcessor(encoder, read_internvl_tiles(folder, encoder), marks, places, encode)

@@ -22,7 +22,7 @@ TEXTS = ["a photo", "two cats"]
 OPTIONS: dict[str, Any] = {"num_threads": 1, "dtype": "float32", "served_model_name": "x"}
 
 
-@pytest.fixture(scope="module", params=["clip", "siglip"])
+@pytest.fixture(scope="module", params=["clip", "siglip", "naflex"])
 def dual(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dual]:
     folder = tmp_path_factory.mktemp("dual")
     return folder, make_dual(folder, request.param)

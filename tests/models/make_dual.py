@@ -1,4 +1,4 @@
-"""Tiny random CLIP and SigLIP models, and what transformers makes of texts and images."""
+"""Tiny random CLIP, SigLIP and NaFlex SigLIP 2 models, and what transformers makes of texts and images."""
 
 import json
 from collections.abc import Sequence
@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
+from transformers import CLIPConfig, CLIPModel, Siglip2Config, Siglip2Model, SiglipConfig, SiglipModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 from tests.models.make import randomize, write_tokenizer
 
@@ -35,8 +36,9 @@ SIZE = {"height": 28, "width": 28}
 PREPARATION: dict[str, dict[str, Any]] = {
     "clip": {"size": {"shortest_edge": 28}, "crop_size": SIZE},
     "siglip": {"size": SIZE},
+    "naflex": {"patch_size": 7, "max_num_patches": 20},
 }
-Dual = CLIPModel | SiglipModel
+Dual = CLIPModel | SiglipModel | Siglip2Model
 
 
 def make_dual(folder: Path, kind: str) -> Dual:
@@ -48,6 +50,9 @@ def make_dual(folder: Path, kind: str) -> Dual:
     else:
         text = TEXT | {"projection_size": VISION["hidden_size"], "pad_token_id": PAD}
         model = SiglipModel(SiglipConfig(text_config=text, vision_config=VISION))
+        if kind == "naflex":
+            vision = {name: value for name, value in VISION.items() if name != "image_size"}
+            model = Siglip2Model(Siglip2Config(text_config=text, vision_config=vision | {"num_patches": 16}))
     randomize(model.eval()).save_pretrained(folder)
     write_tokenizer(folder)
     settings = folder / "tokenizer_config.json"
@@ -84,6 +89,10 @@ def text_vector(model: Dual, ids: Sequence[int]) -> np.ndarray:
 
 def image_vector(model: Dual, image: np.ndarray) -> np.ndarray:
     """The vector of an image that transformers prepares, float32."""
+    if isinstance(model, Siglip2Model):
+        found = Siglip2ImageProcessorPil(**PREPARATION["naflex"])([image], return_tensors="pt")
+        with torch.inference_mode():
+            return pooled(model.get_image_features(**found))
     if isinstance(model, CLIPModel):
         prepared = CLIPImageProcessorPil(**PREPARATION["clip"])([image], return_tensors="pt")
     else:

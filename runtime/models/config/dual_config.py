@@ -1,11 +1,13 @@
-"""config.json of models with a tower for texts and one for images, whose vectors can be compared: CLIP and
-SigLIP. Torch-free."""
+"""config.json of models with a tower for texts and one for images, whose vectors can be compared: CLIP,
+SigLIP, and SigLIP 2 over images of any shape (NaFlex). Torch-free."""
 
+from math import ceil, isqrt
 from pathlib import Path
+from typing import Annotated as A
 from typing import ClassVar, TypeVar
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
 
 from runtime.errors import ModelError
 from runtime.media_kind import MediaKind
@@ -14,12 +16,14 @@ from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.config_files import decode
 from runtime.models.config.encoder_config import Encoder, HfEncoder, read_encoder
 from runtime.models.config.encoder_parts import check_activation, num_kept_rows
-from runtime.models.config.image_config import ImageConfig, check_images, read_image_fields
+from runtime.models.config.image_config import ImageConfig, Normalization, check_images, read_image_fields
 from runtime.models.config.pooling import Pooling
 from runtime.models.config.tasks import PoolingOptions
 
-DUALS = ("CLIPModel", "SiglipModel")
+NAFLEX = "Siglip2Model"  # other models of SigLIP 2 have the classes of SigLIP
+DUALS = ("CLIPModel", "SiglipModel", NAFLEX)
 HALF = (0.5, 0.5, 0.5)
+SCALE_EPS = 1e-5  # to which the scale of an image is searched
 T = TypeVar("T", bound=Struct)
 
 
@@ -49,6 +53,7 @@ class HfDualVision(Struct, frozen=True, kw_only=True):
     hidden_act: str = "quick_gelu"
     layer_norm_eps: float = 1e-5
     vision_use_head: bool = True
+    num_patches: A[int, Meta(ge=1, le=1 << 16)] = 256  # NaFlex: learned positions, those of a square
 
 
 SIGLIP_TEXT = HfDualText(
@@ -80,6 +85,7 @@ class DualImages(Struct, frozen=True, kw_only=True):
     tower: ClipTower
     output_size: int  # of the vectors of both towers
     is_siglip: bool
+    is_naflex: bool = False  # images keep their shape, and positions are interpolated
     num_rows: ClassVar[int] = 1  # that an image is encoded to
     has_token_grids: ClassVar[bool] = False  # its tokens have a position each
     kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.IMAGE})  # what it takes
@@ -117,11 +123,12 @@ def read_any_encoder(architecture: str, raw: bytes) -> tuple[HfEncoder, Encoder,
     if architecture not in DUALS:
         return *read_encoder(architecture, raw), None
     hf = decode(raw, HfDual, "config.json")
-    is_siglip = architecture == "SiglipModel"
+    is_siglip, is_naflex = architecture != "CLIPModel", architecture == NAFLEX
     text = _part("text_config", hf.text_config, SIGLIP_TEXT if is_siglip else HfDualText())
     vision = _part("vision_config", hf.vision_config, SIGLIP_VISION if is_siglip else HfDualVision())
     output = (text.projection_size or text.hidden_size) if is_siglip else hf.projection_dim
     _check(text, vision, output, is_siglip=is_siglip)
+    side = _side(vision.num_patches) if is_naflex else vision.image_size // vision.patch_size
     dual = DualText(
         images=DualImages(
             placeholder_id=0,
@@ -130,13 +137,14 @@ def read_any_encoder(architecture: str, raw: bytes) -> tuple[HfEncoder, Encoder,
                 intermediate_size=vision.intermediate_size,
                 num_layers=vision.num_hidden_layers,
                 num_heads=vision.num_attention_heads,
-                image_size=vision.image_size,
+                image_size=side * vision.patch_size if is_naflex else vision.image_size,
                 patch_size=vision.patch_size,
                 eps=vision.layer_norm_eps,
                 activation=vision.hidden_act,
             ),
             output_size=output,
             is_siglip=is_siglip,
+            is_naflex=is_naflex,
         ),
         activation=text.hidden_act,
         is_causal=not is_siglip,
@@ -170,6 +178,54 @@ class SiglipImageConfig(ImageConfig, frozen=True, kw_only=True):
     do_center_crop: bool = False
     image_mean: tuple[float, float, float] = HALF
     image_std: tuple[float, float, float] = HALF
+
+
+class NaflexConfig(Normalization, frozen=True, kw_only=True):
+    """How images are prepared for NaFlex: resized to about as many patches as there may be, in their own
+    shape."""
+
+    image_mean: tuple[float, float, float] = HALF
+    image_std: tuple[float, float, float] = HALF
+    do_resize: bool = True
+    resample: A[int, Meta(ge=0, le=5)] = 2  # Pillow's number of the filter; 2: bilinear
+    patch_size: A[int, Meta(ge=1, le=1024)] = 16
+    max_num_patches: A[int, Meta(ge=1, le=1 << 14)] = 256
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of patches of an image: a search by halves, as transformers has it."""
+        least, most = SCALE_EPS / 10, 100.0
+        while most - least >= SCALE_EPS:
+            scale = (least + most) / 2
+            rows, columns = self._scaled(scale, height), self._scaled(scale, width)
+            if rows * columns <= self.max_num_patches:
+                least = scale
+            else:
+                most = scale
+        return self._scaled(least, height), self._scaled(least, width)
+
+    def _scaled(self, scale: float, size: int) -> int:
+        return max(ceil(size * scale / self.patch_size), 1)
+
+
+def read_naflex(folder: Path, images: DualImages) -> NaflexConfig:
+    """How the images of the model in this folder are prepared. Raises ModelError."""
+    config, name = read_image_fields(folder, NaflexConfig)
+    if config.patch_size != images.tower.patch_size or not config.do_resize or min(config.image_std) <= 0:
+        raise ModelError(
+            f"{name} resizes no images, has an image_std of 0, or another patch_size than config.json "
+            f"({images.tower.patch_size}); restore both from the model's source"
+        )
+    return config
+
+
+def _side(num_patches: int) -> int:
+    """Rows of the square of learned positions. Raises ModelError where they form none."""
+    if isqrt(num_patches) ** 2 != num_patches:
+        raise ModelError(
+            f"config.json: vision_config.num_patches {num_patches} is no square; restore the file from the "
+            "model's source"
+        )
+    return isqrt(num_patches)
 
 
 def read_dual_images(folder: Path, images: DualImages) -> ImageConfig:

@@ -1,5 +1,6 @@
 """The towers for images of CLIP and SigLIP, which make one vector of each image: CLIP projects that of the
-class embedding, SigLIP attends to all patches from a learned query.
+class embedding, SigLIP attends to all patches from a learned query. SigLIP 2's NaFlex (Tschannen et al.,
+2025) takes images of any shape, and interpolates its learned positions.
 
 Every rank has all of their weights.
 """
@@ -36,6 +37,33 @@ class SiglipEmbeddings(Layer):
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, height, width] -> [B, patches, size]."""
         return self.patch_embedding.forward(pixels) + self.position_embedding.weight.tensor
+
+
+class NaflexEmbeddings(Layer):
+    """Patches of images of any shape as vectors, with positions between those of a square table."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, tower: ClipTower) -> None:
+        self.side = tower.image_size // tower.patch_size
+        size, values = tower.hidden_size, 3 * tower.patch_size**2
+        self.patch_embedding = ReplicatedLinear(device, dtype, values, size, bias=True)
+        self.position_embedding = ReplicatedEmbedding(device, dtype, tower.num_patches, size)
+
+    def forward(self, patches: Tensor, rows: int, columns: int) -> Tensor:
+        """[B, rows * columns, 3 * patch_size^2] -> [B, rows * columns, size]."""
+        table = self.position_embedding.weight.tensor.float().unflatten(0, (self.side, self.side))
+        by_row, by_column = (interpolation(count, self.side, table.device) for count in (rows, columns))
+        places = torch.einsum("rh,cw,hwd->rcd", by_row, by_column, table).flatten(0, 1)
+        return self.patch_embedding.forward(patches) + places.to(patches.dtype)
+
+
+def interpolation(count: int, side: int, device: torch.device) -> Tensor:
+    """Weights of `side` entries in each of `count` places on the same axis, float32 [count, side]: linear,
+    and of all entries that a place stands for where there are more of these."""
+    scale = side / count
+    centers = (torch.arange(count, device=device).float() + 0.5) * scale - 0.5
+    distances = (torch.arange(side, device=device) - centers.unsqueeze(1)).abs() / max(scale, 1.0)
+    weights = (1 - distances).clamp_min(0)
+    return weights / weights.sum(1, keepdim=True)
 
 
 class ProbeAttention(Layer):
@@ -81,8 +109,12 @@ class DualImageEncoder(Layer):
     def __init__(self, device: Device, dtype: torch.dtype, config: DualImages) -> None:
         tower, size = config.tower, config.tower.hidden_size
         self.torch_device, self.dtype = device.torch_device, dtype
-        self.output_size, self.image_size = config.output_size, tower.image_size
-        self.embeddings = (SiglipEmbeddings if config.is_siglip else ClipEmbeddings)(device, dtype, tower)
+        self.output_size = config.output_size
+        self.embeddings: SiglipEmbeddings | ClipEmbeddings | NaflexEmbeddings
+        if config.is_naflex:
+            self.embeddings = NaflexEmbeddings(device, dtype, tower)
+        else:
+            self.embeddings = (SiglipEmbeddings if config.is_siglip else ClipEmbeddings)(device, dtype, tower)
         self.pre_layrnorm: LayerNorm | None = None
         self.head: ProbeHead | None = None
         self.visual_projection: ReplicatedLinear | None = None
@@ -95,10 +127,14 @@ class DualImageEncoder(Layer):
         self.post_layernorm = LayerNorm(device, dtype, size, tower.eps)
 
     def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """The vector [1, output size] of each image, float32 [3, image_size, image_size]."""
-        shape = len(media), 3, self.image_size, self.image_size
+        """The vector [1, output size] of each image, float32 [3, image_size, image_size], or NaFlex's patches
+        [L, 3 * patch_size^2]."""
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
-        x = self.embeddings.forward(pixels.view(shape).to(self.dtype))
+        pixels = pixels.view(len(media), *media[0].shape).to(self.dtype)
+        if isinstance(self.embeddings, NaflexEmbeddings):
+            x = self.embeddings.forward(pixels, *media[0].grid[1:])
+        else:
+            x = self.embeddings.forward(pixels)
         x = x if self.pre_layrnorm is None else self.pre_layrnorm.forward(x)
         for layer in self.layers:
             x = layer.forward(x)
