@@ -89,13 +89,14 @@ async def receive_pages(port: int, num_pages: int) -> float:
     return num_pages * pages.layout.page_bytes / 2**20 / median(times)
 
 
-def send_plain(connection: socket.socket, num_bytes: int) -> None:
-    """The same bytes, without anything else."""
-    data = memoryview(os.urandom(PORTION_BYTES))
+def send_plain(connection: socket.socket, num_pages: int) -> None:
+    """The same bytes of the same memory, without anything else."""
+    pages = host(num_pages)
     for _ in range(ROUNDS):
         connection.recv(1)
-        for _ in range(num_bytes // PORTION_BYTES):
-            connection.sendall(data)
+        for part in portions(pages, num_pages):
+            for view in pages.views(part):
+                connection.sendall(view)
 
 
 def receive_plain(port: int, num_bytes: int) -> float:
@@ -116,7 +117,7 @@ def receive_plain(port: int, num_bytes: int) -> float:
 def _sender(listener: socket.socket, num_pages: int, *, is_plain: bool) -> None:
     connection, _ = listener.accept()
     if is_plain:
-        send_plain(connection, num_pages * 2 * LAYERS * PART)
+        send_plain(connection, num_pages)
     else:
         connection.setblocking(False)
         run(send_pages, connection, num_pages)

@@ -203,7 +203,7 @@ def test_steps_are_launched_while_others_are_computed(monkeypatch: pytest.Monkey
     def end(code: int) -> None:
         ended.append(code)
 
-    monkeypatch.setattr(worker, "open_executor", lambda rank, start, progress: Busy(3))
+    monkeypatch.setattr(worker, "open_executor", lambda rank, start, progress, reported: Busy(3))
     monkeypatch.setattr(worker, "exit_now", end)
     plans, results = ring.create(), ring.create()
     rank = worker.RankWorker(0, 1, plans, results)
@@ -229,7 +229,7 @@ def test_a_capture_that_others_wait_for_ends_the_rank(monkeypatch: pytest.Monkey
     fatal = Captured(4, 0.5, 0, "OutOfMemoryError: full", "sequences", True)
     executor = Busy(0)
     executor.capture = lambda size, unit: fatal  # type: ignore[attr-defined]
-    monkeypatch.setattr(worker, "open_executor", lambda rank, start, progress: executor)
+    monkeypatch.setattr(worker, "open_executor", lambda rank, start, progress, reported: executor)
     plans, results = ring.create(), ring.create()
     writer, reader, wire = ring.Writer(plans, 1), ring.Reader(results, 1), Wire[Any](ToRank)
     for message in (start_null(), Capture(4)):
