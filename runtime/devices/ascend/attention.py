@@ -231,14 +231,10 @@ def attend(
         return _with_sinks(*found, scores.sinks)
     assert decodes is not None and extends is not None, "a step without rows"
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    for queries, found in (
-        (decodes.queries, _attend_decodes(q[decodes.queries].contiguous(), caches, decodes, common | scales)),
-        (
-            extends.queries,
-            _attend_extends(q[extends.queries].contiguous(), caches, extends, plan.triangle, window, common),
-        ),
-    ):
-        out[queries] = _with_sinks(*found, scores.sinks)
+    found = _attend_decodes(q[decodes.queries].contiguous(), caches, decodes, common | scales)
+    out[decodes.queries] = _with_sinks(*found, scores.sinks)
+    found = _attend_extends(q[extends.queries].contiguous(), caches, extends, plan.triangle, window, common)
+    out[extends.queries] = _with_sinks(*found, scores.sinks)
     return out
 
 
