@@ -176,7 +176,8 @@ def head_attention(model: ModelConfig, layout: Layout, load: Load) -> Iterator[O
         kv_heads(model, layout.attention_ranks),
         model.head_dim,
     )
-    yield from linear("qkv", load.tokens, model.hidden_size, (heads + 2 * kv) * dim, layout)
+    width = (heads + 2 * kv) * dim
+    yield from linear("qkv", load.tokens, model.hidden_size, width, layout, quantizes=False)
     if model.qk_norm:
         yield Operator(
             name="npu_rms_norm of q and k",
@@ -204,7 +205,8 @@ def latent_attention(model: ModelConfig, latent: MlaConfig, layout: Layout, load
         latent.rope_dim,
     )
     queries = heads * (latent.nope_dim + rope)
-    yield from linear("q_a, kv_a", load.tokens, hidden, (latent.q_rank or queries) + rank + rope, layout)
+    down = (latent.q_rank or queries) + rank + rope
+    yield from linear("q_a, kv_a", load.tokens, hidden, down, layout, quantizes=False)
     if latent.q_rank is not None:
         yield Operator(name="npu_rms_norm", kind="vector", num_bytes=2 * load.tokens * latent.q_rank * 2)
         yield from linear("q_b", load.tokens, latent.q_rank, queries, layout)
@@ -244,9 +246,9 @@ def latent_attention(model: ModelConfig, latent: MlaConfig, layout: Layout, load
 
 def dense(hidden: int, inner: int, ranks: int, layout: Layout, tokens: float) -> Iterator[Operator]:
     """Operators of a dense feed-forward."""
-    yield from linear("gate_up", tokens, hidden, 2 * inner / ranks, layout)
+    yield from linear("gate_up", tokens, hidden, 2 * inner / ranks, layout, quantizes=False)
     yield Operator(name="npu_swiglu", kind="vector", num_bytes=3 * tokens * inner / ranks * 2)
-    yield from linear("down", tokens, inner / ranks, hidden, layout)
+    yield from linear("down", tokens, inner / ranks, hidden, layout, quantizes=False)
 
 
 def experts(hidden: int, moe: MoeConfig, layout: Layout, tokens: float) -> Iterator[Operator]:
@@ -302,9 +304,12 @@ def experts(hidden: int, moe: MoeConfig, layout: Layout, tokens: float) -> Itera
         yield Operator(name="npu_moe_finalize_routing", kind="vector", num_bytes=2 * rows * hidden * 2)
 
 
-def linear(name: str, tokens: float, width: float, out: float, layout: Layout) -> Iterator[Operator]:
-    """A linear layer; with int8 weights it quantizes its input first."""
-    if layout.is_int8:
+def linear(
+    name: str, tokens: float, width: float, out: float, layout: Layout, *, quantizes: bool = True
+) -> Iterator[Operator]:
+    """A linear layer; with int8 weights it quantizes its input first, unless the norm or activation before it
+    does that."""
+    if layout.is_int8 and quantizes:
         yield Operator(name="npu_dynamic_quant", kind="vector", num_bytes=3 * tokens * width)
     yield matmul(name, tokens, width, out, layout.weight_bytes)
 

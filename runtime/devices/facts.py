@@ -48,6 +48,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     captured_samplers: tuple[tuple[int, bool], ...] = ()
     has_score_caps: bool = True  # attention for models that cap their scores
     has_sinks: bool = True  # attention for models whose heads have a logit next to their scores
+    # attention with caps or biases is plain torch: as exact, slower, and not captured
+    scores_in_torch: bool = False
     has_score_biases: bool = True  # attention for models that add biases of distance to their scores
     # attention of its own kind can be computed in torch (layers/attention/gathered.py): to tokens that an
     # indexer chooses, and within chunks

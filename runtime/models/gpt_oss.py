@@ -159,7 +159,7 @@ class FeedForward(Layer):
         assert self.router.bias is not None
         logits = linear(x.float(), self.router.weight.tensor, self.router.bias.tensor)
         ids, weights = self.device.experts.route(logits, None, self.routing)
-        out = self.experts.forward(x, ids, weights)
+        out = self.experts.forward(x, ids.long(), weights)
         return self.device.collectives.all_reduce(out.to(x.dtype))
 
 

@@ -198,6 +198,7 @@ def _choose_graph_sizes(c: Choices, model: ModelFacts, device: DeviceFacts) -> N
         c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal",
         c["decode_attention_backend"],
         c["pipeline_parallel_size"],
+        device.scores_in_torch and (model.scores.cap > 0 or model.scores.is_biased),
     )
     c.auto(graphs.cuda_graph_bs, c["cuda_graph_max_bs"])
     c.auto(

@@ -55,6 +55,7 @@ DEPLOYMENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         LATENT | {"num_hidden_layers": 4},
         GRAPHS | {"speculative_num_steps": 2, "speculative_algorithm": "EAGLE3", "max_running_requests": 4},
     ),
+    "gpt-oss, sinks in graphs": ("gpt_oss", {"head_dim": 128}, GRAPHS | {"max_running_requests": 4}),
     "Qwen3-Next": ("qwen3_next", {}, GRAPHS | {"max_running_requests": 4}),
     "V3, groups of two ranks, a head of all": (
         "deepseek_v3",

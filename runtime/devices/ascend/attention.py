@@ -201,43 +201,55 @@ def attend(
     """Attention of q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]. `unit`: ones [1] in the dtype
     of q, where the caches are in int8.
 
-    The operator does not cap scores, and neither its sinks nor its biases (pse_shift) are documented for
-    pages: models with these are refused at start (device.py).
+    Sinks are a logit in each head's softmax that has no value. The operator has them in few forms alone, but
+    returns the logarithm of the sum that it has divided by, which says what share they would have taken.
+    Scores with caps or biases are not its own: see AscendOps.in_torch.
     """
-    assert not scores.cap and scores.sinks is None, "caps or sinks on an NPU"
-    assert scores.slopes is None, "biases of distance on an NPU"
+    assert not scores.cap and scores.slopes is None, "caps or biases of distance in the operator"
     window = scores.window
     caches = (
         k_cache.view(-1, plan.page_size, k_cache.shape[1] * k_cache.shape[2]),
         v_cache.view(-1, plan.page_size, v_cache.shape[1] * v_cache.shape[2]),
     )
-    common = {
+    common: dict[str, object] = {
         "num_heads": q.shape[1],
         "num_key_value_heads": k_cache.shape[1],
         "scale": scores.scale,
         "block_size": plan.page_size,
     }
+    if scores.sinks is not None:
+        common["softmax_lse_flag"] = True
     decodes, extends = plan.decodes.get(window), plan.extends.get(window)
     if decodes is not None:
         plan.lengths_args.append((LENGTHS, window))
     scales = {} if unit is None else {"key_antiquant_scale": unit, "value_antiquant_scale": unit}
     if extends is None and decodes is not None:
-        return _attend_decodes(q.contiguous(), caches, decodes, common | scales)
+        found = _attend_decodes(q.contiguous(), caches, decodes, common | scales)
+        return _with_sinks(*found, scores.sinks)
     if decodes is None and extends is not None:
-        return _attend_extends(q.contiguous(), caches, extends, plan.triangle, window, common)
+        found = _attend_extends(q.contiguous(), caches, extends, plan.triangle, window, common)
+        return _with_sinks(*found, scores.sinks)
     assert decodes is not None and extends is not None, "a step without rows"
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    out[decodes.queries] = _attend_decodes(q[decodes.queries].contiguous(), caches, decodes, common | scales)
-    out[extends.queries] = _attend_extends(
-        q[extends.queries].contiguous(), caches, extends, plan.triangle, window, common
-    )
+    found = _attend_decodes(q[decodes.queries].contiguous(), caches, decodes, common | scales)
+    out[decodes.queries] = _with_sinks(*found, scores.sinks)
+    found = _attend_extends(q[extends.queries].contiguous(), caches, extends, plan.triangle, window, common)
+    out[extends.queries] = _with_sinks(*found, scores.sinks)
     return out
+
+
+Weighted = tuple[Tensor, Tensor]  # attention [T, H, D], and the logarithms of its sums, float32 [T, H, 1]
+
+
+def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
+    """Attention whose softmax has the sinks [H] as well. `lse`: undefined where there are none."""
+    return out if sinks is None else out * (lse - sinks.unsqueeze(1)).sigmoid().to(out.dtype)
 
 
 def _attend_decodes(
     q: Tensor, caches: tuple[Tensor, Tensor], rows: DecodeRows, common: dict[str, object]
-) -> Tensor:
-    out, _ = torch_npu.npu_fused_infer_attention_score(
+) -> Weighted:
+    out, lse = torch_npu.npu_fused_infer_attention_score(
         q.unsqueeze(1),
         *caches,
         atten_mask=rows.mask,
@@ -246,7 +258,7 @@ def _attend_decodes(
         input_layout="BSND",
         **common,
     )
-    return out.squeeze(1)
+    return out.squeeze(1), lse.squeeze(2) if lse.dim() == 4 else lse
 
 
 def _attend_extends(
@@ -256,7 +268,7 @@ def _attend_extends(
     mask: Tensor,
     window: int,
     common: dict[str, object],
-) -> Tensor:
+) -> Weighted:
     sparse = (
         {"sparse_mode": BAND, "pre_tokens": window - 1, "next_tokens": 0}
         if window
@@ -281,10 +293,10 @@ def _attend_extends(
                     input_layout="TND",
                     **sparse,
                     **common,
-                )[0]
+                )
             )
             begin = ends[-1]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return _joined(parts)
     for row, (end, length) in enumerate(zip(rows.ends, rows.lengths, strict=True)):
         parts.append(
             torch_npu.npu_fused_infer_attention_score(
@@ -297,15 +309,28 @@ def _attend_extends(
                 input_layout="BSND",
                 **sparse,
                 **common,
-            )[0].squeeze(0)
+            )
         )
         begin = end
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return _joined([_of_row(*part) for part in parts])
+
+
+def _of_row(out: Tensor, lse: Tensor) -> Weighted:
+    """The results of one row in BSND, [1, S, H, D] and [1, H, S, 1], if there are logarithms."""
+    return out.squeeze(0), lse.squeeze(0).transpose(0, 1) if lse.dim() == 4 else lse
+
+
+def _joined(parts: list[Weighted]) -> Weighted:
+    """The results of several calls, one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    out, lse = (torch.cat(some) for some in zip(*parts, strict=True))
+    return out, lse
 
 
 def _attend_gathered(
     q: Tensor, caches: tuple[Tensor, Tensor], rows: ExtendRows, locations: Tensor, common: dict[str, object]
-) -> Tensor:
+) -> Weighted:
     """Extend rows over keys and values that are read and converted first: one call for rows that have
     MAX_KEYS or less together, where TND is documented for their heads, else one for each row."""
     dim = q.shape[2]
@@ -325,10 +350,10 @@ def _attend_gathered(
             actual_seq_lengths_kv=key_ends,
             input_layout="TND" if is_tnd else "BSND",
             **common,
-        )[0]
-        parts.append(found if is_tnd else found.squeeze(0))
+        )
+        parts.append(found if is_tnd else _of_row(*found))
         begin, key_begin = ends[-1], key_begin + key_ends[-1]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return _joined(parts)
 
 
 def tower_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

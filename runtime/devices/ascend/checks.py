@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from msgspec import structs
 from torch import Tensor
 
 from runtime.devices.ascend.device import first_line
@@ -16,7 +15,6 @@ from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
-from runtime.models.config.block import ScoreKind
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.shares import even_part
@@ -31,11 +29,8 @@ def check_model(
     this NPU. `rank`: of its stage."""
     if config is None:
         return check_attention(ops, torch_device)
-    if structs.replace(config.scores, chunk=0) != ScoreKind():
-        raise StartError(
-            "this model has attention score caps, sinks or biases of distance, which no paged attention "
-            "operator of an NPU supports"
-        )
+    if ops.in_torch:
+        return None
     if config.mla is None:
         return check_attention(ops, torch_device)
     sharing = start.attention_layout.num_head_ranks

@@ -104,7 +104,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         experts,
         AscendMemory(start.ranks_on_machine, is_sparse=ops.is_sparse),
         ranks,
-        AscendGraphs(ops.triangle, is_sparse=ops.is_sparse),
+        None if ops.in_torch else AscendGraphs(ops.triangle, is_sparse=ops.is_sparse),
         ep_size=start.ep_size,
         all_to_all=open_exchange(start, config, options.exchange_buffer_mb, hccl, experts),
         fused=AscendFusedOps(ops),
@@ -158,6 +158,7 @@ def make_ops(
         is_sparse=has_indexer(config),
         has_int8_index=options.int8_index,
         has_int8_cache=has_int8_cache,
+        in_torch=config is not None and (bool(config.scores.cap) or config.scores.is_biased),
         prefetch=prefetch,
         sampling=options.sampling_backend,
     )

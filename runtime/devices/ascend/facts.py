@@ -30,8 +30,6 @@ FACTS = DeviceFacts(
     standby_bytes=500 << 20,
     schemes=("int8", "int8_static", "int4_weight", "int8_weight", "int4_int8"),
     captured_samplers=((0, False), (MAX_TOP_K, True)),
-    has_score_caps=False,
-    has_sinks=False,
-    has_score_biases=False,
+    scores_in_torch=True,
     offload_problem="its kernels want them in tiles that host memory cannot keep",
 )

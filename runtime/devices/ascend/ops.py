@@ -17,6 +17,7 @@ from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Gate, Quantized
 from runtime.devices.sampling_inputs import SamplingInputs
+from runtime.layers.attention import sdpa
 from runtime.layers.attention.spans import SpanPlan, attend_spans, plan_spans
 from runtime.layers.sampling.sampler import mask
 from runtime.models.config.quantization_schemes import PackedInt
@@ -39,12 +40,14 @@ class AscendOps:
         is_sparse: bool = False,
         has_int8_index: bool = False,
         has_int8_cache: bool = False,
+        in_torch: bool = False,
         prefetch: WeightPrefetch | None = None,
         sampling: str = "ascend",
     ) -> None:
         """`is_nz`: latents are stored in NZ. `is_sparse`: tokens attend to those that an indexer chooses, of
         keys in 8 bits with `has_int8_index`. `has_int8_cache`: pages of heads hold int8, in units that the
-        layers have scales for. `prefetch` is told of the products. `sampling`: one of FILTERS."""
+        layers have scales for. `in_torch`: attention is computed in torch, because no operator has its
+        scores. `prefetch` is told of the products. `sampling`: one of FILTERS."""
         self.dtype = dtype
         self.page_size = page_size
         self.is_nz = is_nz
@@ -53,7 +56,7 @@ class AscendOps:
         self.triangle = attention.triangle(torch_device)
         # the most queries of a row whose MLA is absorbed; 0: the model has no MLA
         self.max_absorbed = 0
-        self.prefetch = prefetch
+        self.prefetch, self.in_torch = prefetch, in_torch
         self.quantized = QuantizedInputs()
         # the scale of pages in int8 for the attention operator, [1]; None: pages are not in int8
         self.unit = torch.ones(1, dtype=dtype, device=torch_device) if has_int8_cache else None
@@ -61,10 +64,12 @@ class AscendOps:
 
     def plan_attention(
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
-    ) -> AttentionPlan | SparsePlan | SpanPlan:
+    ) -> AttentionPlan | SparsePlan | SpanPlan | sdpa.AttentionPlan:
         """The attention plan of a step."""
         if plan.spans:
             return plan_spans(plan, page_tables, page_size, windows, self.dtype, self.plan_attention)
+        if self.in_torch:
+            return sdpa.plan_attention(plan, page_tables, page_size, windows, self.dtype)
         if self.is_sparse:
             return plan_sparse(plan, page_tables[0], page_size)
         if self.max_absorbed:
@@ -77,11 +82,18 @@ class AscendOps:
         )
 
     def attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan | SpanPlan, scores: Scores
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        plan: AttentionPlan | SpanPlan | sdpa.AttentionPlan,
+        scores: Scores,
     ) -> Tensor:
         """Paged attention, q [T, H, D] -> [T, H, D]."""
         if isinstance(plan, SpanPlan):
             return attend_spans(q, k_cache, v_cache, plan, scores, self.attention)
+        if isinstance(plan, sdpa.AttentionPlan):
+            return sdpa.attend(q, k_cache, v_cache, plan, scores)
         return attention.attend(q, k_cache, v_cache, plan, scores, self.unit)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> mla.UpProjection:

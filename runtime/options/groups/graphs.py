@@ -97,8 +97,10 @@ def cuda_graph_max_bs(
     counts_on_host: bool,
     decode_backend: str,
     num_stages: int,
+    has_torch_attention: bool = False,
 ) -> Derived:
-    """Most sequences of a captured decode step; 0: no graphs."""
+    """Most sequences of a captured decode step; 0: no graphs. `has_torch_attention`: torch computes the
+    model's attention, with scores that no operator of the device has."""
     if disable_cuda_graph:
         return Derived(0, "--disable-cuda-graph")
     if num_stages > 1:
@@ -107,6 +109,8 @@ def cuda_graph_max_bs(
         return Derived(0, "--deepep-mode normal counts tokens on the host, which no graph can hold")
     if device.graph_max_running == 0:
         return Derived(0, f"{device.name} captures no graphs")
+    if has_torch_attention:
+        return Derived(0, f"no operator of {device.name} has this model's attention scores; torch has")
     if (
         decode_backend != device.attention_backend
         and decode_backend in BACKENDS

@@ -184,8 +184,9 @@ def quant_lightning_indexer(
     need_contiguous(query_dequant_scale=query_dequant_scale, key_dequant_scale=key_dequant_scale)
     need_shape("query_dequant_scale", query_dequant_scale, *query.shape[:2])
     need_shape("key_dequant_scale", key_dequant_scale, *key.shape[:3])
+    scaled = (weights.float() * query_dequant_scale.float()).abs().nan_to_num(0)
     need_values(
-        lambda: (weights.float() * query_dequant_scale.float()).abs().max() <= torch.finfo(torch.float16).max,
+        lambda: scaled.numel() == 0 or scaled.max() <= torch.finfo(torch.float16).max,
         "weights times query_dequant_scale are beyond float16",
     )
     where = sequences(query, actual_seq_lengths_query, actual_seq_lengths_key, block_table, key.shape[1])
