@@ -34,11 +34,6 @@ DEPLOYMENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         SPARSE,
         NEXTN | {"enable_hierarchical_cache": True, "hicache_ratio": 2.0, "max_total_tokens": 640},
     ),
-    "V3.2, index keys in 8 bits, all tokens chosen, prompts in turns": (
-        "deepseek_v32",
-        SPARSE | {"index_topk": 512},
-        PARTS | {"chunked_prefill_size": 50, "npu_int8_index": True},
-    ),
     "V3.2, index keys in 8 bits, all tokens chosen, next-token layer, host memory": (
         "deepseek_v32",
         SPARSE | {"index_topk": 512},

@@ -154,7 +154,7 @@ class AscendExperts:
             ids = ids.remainder(num_ids)
         begin = first or 0
         inputs, scales = packed.quantize(x)
-        if scales is not None and self.quantized is not None:
+        if scales is not None and self.quantized is not None and added is not None:
             self.quantized.put(inputs, scales, x)
         rows, row_idx, counts, scales = torch_npu.npu_moe_init_routing_v2(
             inputs,

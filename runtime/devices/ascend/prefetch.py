@@ -16,18 +16,18 @@ class WeightPrefetch:
     def __init__(self, num_bytes: int) -> None:
         """`num_bytes`: the most bytes of a weight, 1 or more."""
         self.num_bytes = num_bytes
-        self._latest: Tensor | None = None
+        self._latest = 0  # id of the weight of the latest product; 0: there was none
         self._following: dict[int, ref[Tensor]] = {}  # by the id of the weight before
 
     def follow(self, weight: Tensor) -> None:
         """Called with the weight of each product, in the order of launches."""
-        if self._latest is not None:
-            self._following[id(self._latest)] = ref(weight)
-        self._latest = weight
+        if self._latest:
+            self._following[self._latest] = ref(weight)
+        self._latest = id(weight)
 
     def begin(self) -> None:
         """Begins to load the weight of the next product, once a step has shown which it is."""
-        found = self._following.get(id(self._latest))
+        found = self._following.get(self._latest)
         weight = None if found is None else found()
         if weight is not None:
             torch_npu.npu_prefetch(weight, None, min(self.num_bytes, weight.nbytes))

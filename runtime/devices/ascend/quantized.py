@@ -46,9 +46,10 @@ class QuantizedInputs:
         return codes
 
     def of(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [N, in] as int8, and scales [N]: those that were put for this very tensor, where they were."""
+        """x [N, in] as int8, and scales [N]: once those that were put for this very tensor, if they were."""
         if self.latest is not None and self.latest[0] is x:
-            return self.latest[1:]
+            (_, codes, scales), self.latest = self.latest, None
+            return codes, scales
         assert x.dtype != torch.int8, "codes of another product"
         return torch_npu.npu_dynamic_quant(x.contiguous())
 
