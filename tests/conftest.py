@@ -16,6 +16,10 @@ from runtime.devices.cpu.kernels import build
 from tests.launcher import Launchers
 from tests.sample import sample
 
+if "SIM_CANN_LIBRARIES" in os.environ:
+    from tests.ascend.limits import limits_of_module as limits_of_module
+    from tests.ascend.limits import limits_of_test as limits_of_test
+
 # the suite has a process for each core; torch reads this when it is first imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists():

@@ -16,6 +16,7 @@ import msgspec
 
 from runtime.cli.doctor.bench import bench
 from runtime.cli.doctor.machine import examine
+from runtime.cli.doctor.record import record
 from runtime.cli.local_devices import devices_of, positive, seen_by_ranks
 from runtime.options.draft_advice import draft_advice
 from runtime.options.facts import MachineFacts, device_facts, this_machine
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from runtime.server import Checked
 
 USAGE = (
-    "runtime check [explain [--diff] [--devices N] | memory | doctor [--bench [--shrink N]]] "
+    "runtime check [explain [--diff] [--devices N] | memory | doctor [--bench [--shrink N]] [--record FILE]] "
     "[--device-memory GIB] [--json] [OPTION of runtime serve ...]"
 )
 
@@ -66,6 +67,12 @@ def run(argv: Sequence[str]) -> int:
         type=int,
         metavar="N",
         help="doctor: --bench in sizes divided by N, for what is slow or simulated",
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="doctor: write what this NPU answers to right and wrong calls of operators; send us the file",
     )
     parser.add_argument(
         "--devices",
@@ -332,6 +339,8 @@ def doctor(options: Sequence[str], arguments: argparse.Namespace) -> int:
     parsed = from_argv(options)
     findings = examine(host=parsed.options.http.host, port=parsed.options.http.port)
     measured = None
+    if arguments.record is not None:
+        record(plan_for(parsed).parallel.device, arguments.record)
     if arguments.bench:
         plan = plan_for(parsed)
         measured = bench(

@@ -30,12 +30,14 @@ def int8(*shape: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """An operator of torch.ops.npu (or atb), its right call, and wrong ones."""
+    """An operator of torch.ops.npu (or atb), its right call, and wrong ones. `source`: the file of CANN's
+    public tiling code that the wrong ones are from; empty: documents, see the operator's emulation."""
 
     name: str
     right: Callable[[], tuple[list[Any], dict[str, Any]]]
     # a part of the reason, what differs
     wrong: list[tuple[str, Callable[[], dict[str, Any]]]] = field(default_factory=list)
+    source: str = ""
 
     def call(self, changes: dict[str, Any]) -> Any:
         """Calls the operator with the right arguments, some of them replaced by `changes`."""

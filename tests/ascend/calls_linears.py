@@ -153,8 +153,8 @@ def grouped4() -> tuple[list[Any], dict[str, Any]]:
 def narrow() -> tuple[list[Any], dict[str, Any]]:
     """The same times int8: scales of outputs, in words of 64 bits, and what a bias of 8 on each half of an
     int8 takes."""
-    words = torch.randint(-(2**31), 2**31, (3, 32, 6)).to(torch.int32).npu()
-    codes = ints(*[[113] * 32] * 6, dtype=torch.int8)  # which is what the emulation overwrites them by
+    words = torch.randint(-(2**31), 2**31, (3, 64, 6)).to(torch.int32).npu()
+    codes = ints(*[[113] * 64] * 6, dtype=torch.int8)  # which is what the emulation overwrites them by
     return [[codes], [words]], {
         "scale": [words_of(3, 1, 48)],
         "bias": [randn(3, 48, dtype=FP32)],

@@ -1,5 +1,5 @@
-"""Runs a command on simulated NPUs: `python -m tests.ascend.simulate [--devices N] [--memory-mb N] [--shapes]
-COMMAND ...`
+"""Runs a command on simulated NPUs: `python -m tests.ascend.simulate [--devices N] [--memory-mb N]
+[--lenient] [--shapes] COMMAND ...`
 
 The command and every Python process under it finds tests/ascend/site on its path: what imports torch_npu
 there gets the simulated CANN libraries and the emulated operators. The command needs no change.
@@ -16,8 +16,13 @@ EVERYTHING_MB = 1 << 24
 SITE = Path(__file__).resolve().parent / "site"
 
 
-def environment(devices: int = 8, memory_mb: int = 2048) -> dict[str, str]:
-    """The variables that make a process a simulated one."""
+# what ranks get where no option says otherwise; of the tests, test_production.py has it
+PRODUCTION = {"TASK_QUEUE_ENABLE": "1", "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}
+
+
+def environment(devices: int = 8, memory_mb: int = 2048, lenient: bool = False) -> dict[str, str]:
+    """The variables that make a process a simulated one. `lenient`: float32 and any head size are taken,
+    which CANN documents for no operator."""
     libraries = build()
     paths = [
         str(SITE),
@@ -29,10 +34,10 @@ def environment(devices: int = 8, memory_mb: int = 2048) -> dict[str, str]:
         "SIM_CANN_STRICT": "1",  # an operator that gets past the emulation is an error, not silence
         "SIM_NPU_COUNT": str(devices),
         "SIM_NPU_MEM_MB": str(memory_mb),
+        "SIM_NPU_STRICT": str(int(not lenient)),
         "ASCEND_HOME_PATH": str(libraries / "home"),
         "ASCEND_OPP_PATH": str(libraries / "home" / "opp"),
-        "TASK_QUEUE_ENABLE": "0",  # else HCCL is called from another thread, while the host computes
-        # they would map addresses that were reserved before
+        "TASK_QUEUE_ENABLE": "0",
         "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # else `import torch` imports torch_npu
     }
@@ -48,6 +53,9 @@ def main() -> None:
         "--memory-mb", type=int, default=2048, help="memory of each device, taken from this machine"
     )
     parser.add_argument(
+        "--lenient", action="store_true", help="take float32 and any head size, as small models have them"
+    )
+    parser.add_argument(
         "--shapes",
         action="store_true",
         help="compute nothing but shapes; a model of any size fits, and results are arbitrary",
@@ -56,7 +64,8 @@ def main() -> None:
     options = parser.parse_args()
     if not options.command:
         parser.error("a command is needed")
-    os.environ.update(environment(options.devices, EVERYTHING_MB if options.shapes else options.memory_mb))
+    memory_mb = EVERYTHING_MB if options.shapes else options.memory_mb
+    os.environ.update(environment(options.devices, memory_mb, options.lenient))
     os.environ["SIM_NPU_SHAPES"] = str(int(options.shapes))
     sys.stdout.flush()
     os.execvp(options.command[0], options.command)

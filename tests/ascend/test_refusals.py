@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch_npu
 
-from tests.ascend import calls, calls_latents, calls_linears
+from tests.ascend import calls, calls_latents, calls_linears, calls_tiling
 from tests.ascend.calls import Case
 from tests.ascend.emulate.operators import OPERATORS
 from tests.ascend.emulate.table import Limits, Refused
@@ -21,6 +21,7 @@ CASES = [
     *calls_linears.LINEARS,
     *calls_linears.EXPERTS,
     *calls_latents.LATENTS,
+    *calls_tiling.TILING,
 ]
 RIGHT = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.partition("::")[2])
 WRONG = [(case, at) for case in CASES for at in range(len(case.wrong))]

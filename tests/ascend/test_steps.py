@@ -47,7 +47,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
+SMALL = {"deepseek-v3"}  # whose latents are
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(model, marks=[pytest.mark.lenient] if model in SMALL else []) for model in MODELS]
+)
 def test_steps(model: str, tmp_path: Path) -> None:
     """A prompt beside a decode, then decodes, greedy."""
     family, overrides = MODELS[model]
@@ -57,6 +62,7 @@ def test_steps(model: str, tmp_path: Path) -> None:
     record(f"{model}-decode", planner, [short, long], [])
 
 
+@pytest.mark.lenient
 @pytest.mark.parametrize(
     ("name", "options"),
     [("fused", {"nz_cache": True}), ("prolog", {"mla_prolog": True, "nz_cache": True, "multi_stream": True})],

@@ -23,12 +23,6 @@ REFUSED = {
 }
 # options of other devices only
 OTHERS = {"--disable-chunked-prefix-cache": "prefixes are expanded in parts of the heads, not of the tokens"}
-# what no device has yet, by how the flags begin
-DEBUGGING = "tools for debugging are planned"
-PLANNED = {
-    "--tokenizer-metrics-": "labels of requests are planned",
-    "--enable-return-routed-experts": DEBUGGING,
-}
 # choices of the reference that are refused
 CHOICES = {("--moe-a2a-backend", "ascend_fuseep"): "dispatch and combine are two operators here"}
 
@@ -39,7 +33,7 @@ def test_each_flag_works_or_has_a_reason(flag: str) -> None:
     if row.status in ("superseded", "refused"):
         assert row.note
     elif row.status == "planned":
-        assert any(flag.startswith(begin) for begin in PLANNED), f"{flag} is planned, for no reason here"
+        assert row.note, f"{flag} is planned, for no reason here"
     elif not row.acts:
         assert flag in OTHERS, f"{flag} is for other devices, for no reason here"
     else:
@@ -54,8 +48,6 @@ def test_what_acts_is_refused_on_npus_for_a_reason_only(flag: str, value: str | 
 
 
 def test_every_reason_is_used() -> None:
-    planned = [flag for flag in SUPPORTED if ROWS[flag].status == "planned"]
-    assert all(any(flag.startswith(begin) for flag in planned) for begin in PLANNED)
     refused = {flag for flag, value in cases() if problems(flag, value, NPU)}
     assert set(REFUSED) <= refused and all(not ROWS[flag].acts for flag in OTHERS)
     assert all(choice in ROWS[flag].later for flag, choice in CHOICES)

@@ -17,7 +17,9 @@ from runtime.devices.base import Quantized
 from runtime.layers.quantization.dequantize import unpack_codes
 from runtime.models.config.quantization_schemes import PackedInt
 
-MAX_INPUTS = 20000  # inputs of a product of int8 by int4 are fewer, as CANN documents it for the fused form
+# inputs of a product of int8 by int4: a multiple of the first, at most the second. CANN's documents of the
+# fused form have "below 20000"; the tiling of the operator itself (grouped_matmul_tiling.cpp) has these
+INPUT_TILE, MAX_INPUTS = 64, 18432
 # outputs of the first product of npu_grouped_matmul_swiglu_quant_v2 are at most so many
 MAX_FUSED_OUTPUTS = 10240
 
@@ -239,7 +241,8 @@ def takes_int4(weight: Quantized) -> bool:
         and weight.scale.shape[-1] == 1
         and experts > 1
         and outs % WORD == 0
-        and 2 * ins < MAX_INPUTS
+        and 2 * ins % INPUT_TILE == 0
+        and 2 * ins <= MAX_INPUTS
     )
 
 

@@ -229,7 +229,11 @@ class Api(Group, frozen=True, kw_only=True):
         False
     )
     enable_return_routed_experts: A[
-        bool, planned("Let requests ask which experts computed their tokens.")
+        bool,
+        planned(
+            "Let requests ask which experts computed their tokens.",
+            note="ranks report tokens alone; --expert-distribution-recorder-mode counts experts",
+        ),
     ] = False
     constrained_json_whitespace_pattern: A[
         str | None,

@@ -11,6 +11,11 @@ Endpoint = A[str, Meta(pattern="^(tcp|ipc)://.+")]
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"  # of events; other machines reach an endpoint that is named only
 
 
+OF_REQUESTS = (
+    "a request's own labels would be time series without number; --export-metrics-to-file has a line for each"
+)
+
+
 class KVEvents(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """--kv-events-config: where events of the prefix cache go. The fields are those of vLLM's and SGLang's
     option."""
@@ -44,11 +49,15 @@ class Observe(Group, frozen=True, kw_only=True):
         ),
     ] = False
     tokenizer_metrics_custom_labels_header: A[
-        str, planned("Request header with further labels for the metrics.")
+        str, planned("Request header with further labels for the metrics.", note=OF_REQUESTS)
     ] = "x-custom-labels"
     tokenizer_metrics_allowed_custom_labels: A[
         tuple[str, ...] | None,
-        planned("Labels that this header may set.", aliases=("--tokenizer-metrics-allowed-customer-labels",)),
+        planned(
+            "Labels that this header may set.",
+            aliases=("--tokenizer-metrics-allowed-customer-labels",),
+            note=OF_REQUESTS,
+        ),
     ] = None
     extra_metric_labels: A[Json | None, option("Labels that all metrics carry, as JSON.")] = None
     bucket_time_to_first_token: A[

@@ -143,12 +143,47 @@ int aclrtMemcpyAsync(void *d, size_t m, const void *s, size_t n, int k, void *st
 int aclrtMemset(void *d, size_t m, int32_t v, size_t n) { if (n > m) return E_PARAM; memset(d, v, n); return OK; }
 int aclrtMemsetAsync(void *d, size_t m, int32_t v, size_t n, void *s) { sim_drain(s); return aclrtMemset(d, m, v, n); }
 int aclrtGetMemInfo(int a, size_t *f, size_t *t) { (void)a; *t = mem_total(); *f = *t - g_used; return OK; }
-int aclrtReserveMemAddress(void **p, size_t n, size_t al, void *e, uint64_t f) { (void)al; (void)e; (void)f; return get(p, n); }
-int aclrtReleaseMemAddress(void *p) { return put(p); }
-int aclrtMallocPhysical(void **h, size_t n, const void *pr, uint64_t f) { (void)n; (void)pr; (void)f; *h = malloc(8); return OK; }
-int aclrtFreePhysical(void *h) { free(h); return OK; }
-int aclrtMapMem(void *p, size_t n, size_t o, void *h, uint64_t f) { (void)p; (void)n; (void)o; (void)h; (void)f; return OK; }
-int aclrtUnmapMem(void *p) { (void)p; return OK; }
+/* segments that grow: addresses are reserved without memory, and pieces of memory are mapped into them */
+typedef struct range { struct range *next; char *at; size_t n; } range;
+static range *g_reserved, *g_mapped;
+static void keep(range **list, void *at, size_t n) {
+    range *r = malloc(sizeof *r); r->at = at; r->n = n;
+    pthread_mutex_lock(&g_mu); r->next = *list; *list = r; pthread_mutex_unlock(&g_mu);
+}
+static size_t forget(range **list, void *at) {
+    size_t n = 0;
+    pthread_mutex_lock(&g_mu);
+    for (range **r = list; *r; r = &(*r)->next) if ((*r)->at == at) { range *x = *r; n = x->n; *r = x->next; free(x); break; }
+    pthread_mutex_unlock(&g_mu);
+    return n;
+}
+int aclrtReserveMemAddress(void **p, size_t n, size_t al, void *e, uint64_t f) {
+    (void)al; (void)e; (void)f;
+    *p = mmap(0, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (*p == MAP_FAILED) return E_ALLOC;
+    T("aclrtReserveMemAddress %zu", n); keep(&g_reserved, *p, n); return OK;
+}
+int aclrtReleaseMemAddress(void *p) { size_t n = forget(&g_reserved, p); return n && !munmap(p, n) ? OK : E_PARAM; }
+int aclrtMallocPhysical(void **h, size_t n, const void *pr, uint64_t f) {
+    (void)pr; (void)f;
+    pthread_mutex_lock(&g_mu);
+    int full = g_used + n > mem_total();
+    if (!full) g_used += n;
+    pthread_mutex_unlock(&g_mu);
+    if (full) return E_ALLOC;
+    size_t *size = malloc(sizeof *size); *size = n; *h = size; return OK;
+}
+int aclrtFreePhysical(void *h) { pthread_mutex_lock(&g_mu); g_used -= *(size_t *)h; pthread_mutex_unlock(&g_mu); free(h); return OK; }
+int aclrtMapMem(void *p, size_t n, size_t o, void *h, uint64_t f) {
+    (void)o; (void)f;
+    if (n > *(size_t *)h || mprotect(p, n, PROT_READ | PROT_WRITE)) return E_PARAM;
+    keep(&g_mapped, p, n); return OK;
+}
+int aclrtUnmapMem(void *p) {
+    size_t n = forget(&g_mapped, p);
+    if (!n) return E_PARAM;
+    return mmap(p, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED ? E_PARAM : OK;
+}
 
 /* ---- what an aclnn operator is given ---- */
 typedef struct { uint64_t n; int64_t d[16], off; int dt; char *p; } tensor;

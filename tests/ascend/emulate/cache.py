@@ -1,4 +1,5 @@
-"""Writes to paged caches."""
+"""Writes to paged caches. Limits: the wheel's docstrings, and scatter_pa_kv_cache_tiling.cpp in CANN's public
+ops-transformer repository (001b95e)."""
 
 import math
 
@@ -102,6 +103,15 @@ def scatter_pa_kv_cache(
         "slot_mapping has one slot for each token",
     )
     need(key.dim() == value.dim() == 3, "key and value are (tokens, heads, head size)")
+    need(key.shape[1] == value.shape[1], f"{key.shape[1]} heads in key, {value.shape[1]} in value")
+    need(key_cache.dim() == value_cache.dim() == 4, "the caches are 4-D: pages, page size, heads, head size")
+    at = 1 if cache_mode == "Norm" else 2
+    pages, size = key_cache.shape[0], key_cache.shape[at]
+    need(
+        value_cache.shape[0] == pages and value_cache.shape[at] == size,
+        f"the caches have {pages} pages of {size} and {value_cache.shape[0]} of {value_cache.shape[at]}",
+    )
+    need(pages * size >= key.shape[0], f"{key.shape[0]} tokens for a cache of {pages} pages of {size}")
     need_contiguous(key=key, value=value)
     need_values(lambda: (slot_mapping >= 0).all(), "a slot lies outside the cache: it is negative")
     for tokens, cache in ((key, key_cache), (value, value_cache)):

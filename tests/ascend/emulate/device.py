@@ -113,8 +113,8 @@ class HostNpu(TorchDispatchMode):
             for watch in watchers:
                 watch(of.name, args, kwargs)
         if of.namespace not in NAMESPACES or not (on_device or to_device):
-            if on_device and of.namespace == "c10d" and graphs.capturing() is not None:
-                graphs.record(Call(of.name, lambda: func(*args, **kwargs), ()))
+            if on_device and of.namespace == "c10d":
+                return collective(of.name, func, args, kwargs)
             return func(*args, **kwargs)
         if of.is_native:
             return func(*args, **kwargs)
@@ -130,6 +130,20 @@ class HostNpu(TorchDispatchMode):
             else None
         )
         return compute(of, func, args, kwargs, torch_device)
+
+
+def collective(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a collective of torch_npu, which uses the simulated HCCL."""
+
+    def run() -> Any:
+        found = func(*args, **kwargs)
+        queue.settle()
+        return found
+
+    if graphs.capturing() is None:
+        return run()
+    graphs.record(Call(name, run, ()))
+    return func(*args, **kwargs)
 
 
 def without(kwargs: dict[str, Any], device: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Matrix products of rows grouped by expert, and what is fused with them. Limits: the wheel's docstrings."""
+"""Matrix products of rows grouped by expert, and what is fused with them. Limits: the wheel's docstrings, and
+grouped_matmul_tiling.cpp in CANN's public ops-transformer repository (c29bc10)."""
 
 from typing import Any
 
@@ -125,7 +126,20 @@ def check_narrow(x: Tensor, weight: Tensor, given: dict[str, Any], out: torch.dt
     need(tokens[0].dtype == torch.float32, "per_token_scale is float32")
     need(given["kind"] == 1, "int8 by int4 counts rows: group_list_type 1")
     need(out in HALVES or (out == torch.float32 and not Limits.strict), f"int8 by int4 gives no {out}")
-    need(x.shape[1] < 20000, f"k {x.shape[1]} is below 20000")
+    need(
+        x.shape[1] <= 18432 and x.shape[1] % 64 == 0 or not Limits.strict and x.shape[1] <= 18432,
+        f"int8 by int4: k {x.shape[1]} is a multiple of 64 up to 18432",
+    )
+
+
+def check_tiles(weight: Tensor) -> None:
+    """The inner axis of a weight in NZ: a multiple of 32 bytes."""
+    if format_of(weight) == NZ:
+        lanes = 32 // weight.element_size()
+        need(
+            weight.shape[-1] % lanes == 0,
+            f"the inner axis of a weight in NZ, {weight.shape[-1]}, is no multiple of {lanes}",
+        )
 
 
 OPTIONAL = ("bias", "scale", "offset", "antiquant_scale", "antiquant_offset", "per_token_scale")
@@ -168,6 +182,7 @@ def grouped_matmul(
         matrices[0].shape[0] == rows.shape[1], f"k is {rows.shape[1]} in x, {matrices[0].shape[0]} in weight"
     )
     need(rows.shape[1] < LIMIT and matrices[0].shape[1] < LIMIT, f"k and n are below {LIMIT}")
+    check_tiles(weight[0])
     if given["per_token_scale"]:
         need_shape("per_token_scale", given["per_token_scale"][0], rows.shape[0])
     # of int4, in words of eight

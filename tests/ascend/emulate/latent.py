@@ -1,5 +1,6 @@
-"""Multi-head latent attention around the attention itself. Limits: op-plugin's documents (517f2e7) and the
-wheel's docstrings."""
+"""Multi-head latent attention around the attention itself. Limits: op-plugin's documents (517f2e7), the
+wheel's docstrings, and kv_rms_norm_rope_cache_base_tiling.cpp in CANN's public ops-transformer repository
+(4b68592)."""
 
 import math
 
@@ -66,6 +67,7 @@ def kv_rmsnorm_rope_cache(
     need_shape("index", index, batch * tokens)
     need_contiguous(kv=kv, cos=cos, sin=sin, index=index, k_cache=k_cache, ckv_cache=ckv_cache)
     pages, page_size = ckv_cache.shape[:2]
+    need(page_size % 16 == 0, f"pages of {page_size}: a multiple of 16")
     need_shape("k_cache", k_cache, pages, page_size, 1, rope)
     need_shape("ckv_cache", ckv_cache, pages, page_size, 1, rms)
     need(pages >= -(-tokens // page_size) * batch, f"{pages} pages for {batch} x {tokens} tokens")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.ascend.emulate.norms import quantised_rows
+from tests.ascend.emulate.memory import NZ, format_of
 from tests.ascend.emulate.table import Limits, need, need_dtype, need_half, need_shape, need_values, operator
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -160,6 +161,7 @@ def quant_matmul(
     need(2 <= x1.dim() <= 6 and 2 <= x2.dim() <= 6, "x1 and x2 have 2 to 6 dimensions")
     need(x1.shape[-1] == x2.shape[-2], f"inner dimensions {tuple(x1.shape)} x {tuple(x2.shape)}")
     need(max(x1.shape[-1], x2.shape[-1]) <= INNER_LIMIT, f"last dimensions are at most {INNER_LIMIT}")
+    need(format_of(x2) != NZ or min(x2.shape[-2:]) > 1, f"x2 {tuple(x2.shape)} in NZ: neither k nor n is 1")
     out = dtype_of(output_dtype, torch.int8)
     row = PRODUCTS.get(
         (torch.bfloat16 if out == torch.float32 and not Limits.strict else out, pertoken_scale is not None)

@@ -1,8 +1,9 @@
 """npu_mla_prolog: from hidden states to absorbed queries and the cache, in bfloat16, with int8 queries, or
 all in int8.
 
-Limits: the wheel's docstrings of the three forms, and CANN's document of aclnnMlaPrologV3WeightNz, whose
-table says which arguments belong to which kind of quantisation. Quantised caches are not emulated.
+Limits: the wheel's docstrings of the three forms, CANN's document of aclnnMlaPrologV3WeightNz, whose
+table says which arguments belong to which kind of quantisation, and mla_prolog_tiling_check.cpp in its public
+ops-transformer repository (c29bc10). Quantised caches are not emulated.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ EPSILONS = ("rmsnorm_epsilon_cq", "rmsnorm_epsilon_ckv")
 SCALES = ("dequant_scale_x", "dequant_scale_w_dq", "dequant_scale_w_uq_qr", "dequant_scale_w_dkv_kr")
 PLAIN = {"tile_size": 128, "qc_qr_scale": 1.0, "kc_scale": 1.0}
 TOKENS = 1048576
+MAX_BATCH = 65536
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ def check(call: Prolog, quant_mode: int | None) -> None:
         f"cache_index {tuple(call.cache_index.shape)} for token_x {tuple(x.shape)}",
     )
     need(x.dim() == 2 or x.shape[1] <= 16, f"token_x {tuple(x.shape)}: at most 16 tokens of a sequence")
+    need(x.dim() == 2 or x.shape[0] <= MAX_BATCH, f"token_x {tuple(x.shape)}: at most {MAX_BATCH} sequences")
     need(x.numel() // x.shape[-1] <= TOKENS, f"token_x {tuple(x.shape)}: at most {TOKENS} tokens")
     need(
         call.cos.shape == call.sin.shape == (*x.shape[:-1], rope),

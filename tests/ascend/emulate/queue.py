@@ -68,6 +68,13 @@ def lazily() -> Iterator[None]:
         library().sim_set_lazy(0)
 
 
+def settle() -> None:
+    """Waits for collectives that torch_npu launches from its own queue (TASK_QUEUE_ENABLE), on another
+    thread, while the emulation computes on this one. Not in a capture."""
+    if os.environ.get("TASK_QUEUE_ENABLE", "1") != "0":
+        torch.npu.synchronize()
+
+
 def stream_address(stream: Any = None) -> int:
     """The address of a stream; None: the current one's."""
     return (torch.npu.current_stream() if stream is None else stream).npu_stream

@@ -1,8 +1,10 @@
 """The arguments of npu_fused_infer_attention_score and their documented limits.
 
-Sources: the wheel's docstrings of both forms (torch_npu 2.13.0, _op_plugin_docs.py), named [v1] and [v2].
-Where they contradict what engines run in production, the engines win: [vllm-ascend] is its attention_v1.py.
-[pfa] is the tiling of prompts in CANN's ops-transformer repository, prompt_flash_attention_tiling.cpp.
+Sources: the wheel's own docstrings of both forms (torch_npu 2.13.0, _op_plugin_docs.py), named [v1] and [v2]
+below. Where they contradict what engines run in production, the engines win and the place says so:
+[vllm-ascend] is its attention_v1.py. The tilings in CANN's public ops-transformer repository (c29bc10) say
+more than the docstrings: [pfa] is prompt_flash_attention_tiling.cpp, [ifa] incre_flash_attention_tiling
+_check.cpp, [fia] fused_infer_attention_score_tiling_check_feature.cpp, which has latent attention.
 """
 
 from dataclasses import dataclass, fields
@@ -28,7 +30,9 @@ LAYOUTS = {  # input_layout -> how inputs lie; TND_NTD and the _NBSD forms are v
 }
 V1_LAYOUTS = ("BSH", "BSND", "BNSD", "BNSD_BSND", "TND")
 INT_MAX = 2**31 - 1
-MAX_KEYS = 1 << 20  # tokens of all sequences of TND without pages
+MAX_TOKENS = 1 << 20  # of all sequences in TND: of queries [pfa], and of keys without pages
+MAX_LATENT_BYTES = 1 << 20  # of TND with latents: by the size of the dtype these are its most tokens [fia]
+MAX_BATCH = 1 << 16  # sequences of the branch of single tokens [ifa]
 IGNORED = (
     "inner_precise",
     "antiquant_mode",
@@ -148,10 +152,10 @@ def check(score: Score) -> None:
     elif score.layout_in == "TND":
         ends = score.actual_seq_lengths_kv or []
         need(len(ends) == score.num_sequences(), "TND: as many kv ends as query ends")
-        need(score.key.shape[0] <= MAX_KEYS, f"TND without pages: {score.key.shape[0]} keys, over 1M [v2]")
+        need(score.key.shape[0] <= MAX_TOKENS, f"TND without pages: {score.key.shape[0]} keys, over 1M [v2]")
         need(
-            rising(ends) and ends[-1] <= score.key.shape[0],
-            f"TND without pages: kv ends {ends} rise, within {score.key.shape[0]}",
+            rising(ends) and ends[-1] == score.key.shape[0],
+            f"TND without pages: kv ends {ends} rise, up to {score.key.shape[0]} [pfa]",
         )
 
 
@@ -185,7 +189,7 @@ def check_tensors(score: Score) -> None:
     )
     need((score.query_rope is None) == (score.key_rope is None), "query_rope and key_rope go together")
     heads, kv = score.num_heads, score.num_kv_heads
-    need(0 < heads <= 256, f"num_heads {heads}: at most 256 [v1]")
+    need(0 < heads <= 256, f"num_heads {heads}: at most 256 [v1, pfa]")
     most = 64 if score.query_rope is None else 128  # of latent attention see check_latent
     need(
         heads % kv == 0 and heads // kv <= most,
@@ -208,6 +212,7 @@ def check_query(score: Score) -> None:
     if layout == "TND":
         check_ends(score, size)
         return
+    need(query.shape[0] <= MAX_BATCH, f"{query.shape[0]} sequences: at most {MAX_BATCH} [ifa]")
     lengths = score.query_lengths()
     most = query.shape[2 if layout == "BNSD" else 1]
     need(all(0 <= length <= most for length in lengths), f"query lengths {lengths} in a query of {most}")
@@ -226,10 +231,9 @@ def check_ends(score: Score, size: int) -> None:
     need(ends and score.actual_seq_lengths_kv, "TND needs actual_seq_lengths and actual_seq_lengths_kv")
     assert ends is not None
     need(len(ends) <= 4096, "TND: at most 4096 sequences [v2]")
-    need(
-        rising(ends) and ends[-1] <= score.query.shape[0],
-        f"TND: query ends {ends} rise, within {score.query.shape[0]}",
-    )
+    tokens = score.query.shape[0]
+    need(rising(ends) and ends[-1] == tokens, f"TND: query ends {ends} rise, up to {tokens} [pfa, fia]")
+    need(tokens <= MAX_TOKENS, f"TND: {tokens} queries, over 1M [pfa]")
     # [v2]; [v1] knows 192 only and no pages, but [vllm-ascend] sends 128 with pages through both. [v2] of
     # op-plugin takes heads of 64, and float16, where each query head has a key head; pages only up to 128
     if score.query_rope is None:
@@ -238,6 +242,10 @@ def check_ends(score: Score, size: int) -> None:
         need_strictly(has_own or score.query.dtype != torch.float16, "TND, grouped: bfloat16 only [v2]")
         need_strictly(
             size in (sizes if not has_own else (64, *sizes)), f"TND: head size {size}, not of {sizes} [v2]"
+        )
+        need(
+            has_own or score.value.shape[-1] != 192 or score.block_table is not None,
+            "TND, grouped: values of 192 [pfa]",
         )
         need(size % 16 == 0, f"head size {size} is no multiple of 16 [v1]")
 
@@ -303,13 +311,18 @@ def check_latent(score: Score) -> None:
         else score.num_heads in (32, 64, 128) or not Limits.strict,
         f"latent attention: {score.num_heads} heads [v1: 32, 64, 128; v2: powers of 2 to 128]",
     )
+    tokens = MAX_LATENT_BYTES // query.element_size()
+    need(
+        score.layout_in != "TND" or query.shape[0] <= tokens,
+        f"latent attention in TND: {query.shape[0]} queries, at most {tokens} [fia]",
+    )
     most = max(score.query_lengths())
     need(most <= 16, f"latent attention with pages: at most 16 query tokens, not {most} [v1]")
     need(
         mode == 0 and score.atten_mask is None
         if most == 1 and score.layout_in != "TND"
-        else mode in (0, 3, 4),
-        "latent attention: sparse_mode 0 without a mask for one token, 3 with one for several [v2]",
+        else mode in ((0, 3) if score.layout_in == "TND" else (3, 4)),
+        "latent attention: sparse_mode 0 without a mask for one token, 3 with one for several [v2, fia]",
     )
     need(
         score.block_size in (16, 128), f"latent attention: block_size {score.block_size}, not 16 or 128 [v1]"
