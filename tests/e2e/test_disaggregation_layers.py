@@ -80,6 +80,7 @@ def sections(monkeypatch: pytest.MonkeyPatch) -> list[Section]:
         ("llama", "tcp", {}, {}, [Section(0, 0, 2)]),
         ("llama", "shm", TWO, {}, [Section(0, 0, 2)]),
         ("deepseek_v3", "tcp", TWO, {"hicache_mem_layout": "layer_first"}, None),
+        ("deepseek_v3", "tcp", {}, TWO, None),
         ("qwen3", "shm", {"pipeline_parallel_size": 2}, TWO, None),
     ],
 )
