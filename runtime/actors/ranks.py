@@ -32,6 +32,7 @@ from runtime.actors.rank_processes import RankProcesses
 from runtime.actors.replica_nodes import ReplicaNodes
 from runtime.errors import RankDied, RingError, SpawnError, StartError
 from runtime.messages.codec import Wire
+from runtime.messages.media import Encode
 from runtime.messages.memory import ChangeMemory, UpdateWeights
 from runtime.messages.ranks import (
     LoadProgress,
@@ -194,6 +195,9 @@ class Ranks:
         if self.died is not None:
             raise self.died
         self.num_changes += isinstance(plan, ChangeMemory | UpdateWeights)
+        if isinstance(plan, Encode) and self._nodes is None and self._plans is not None:
+            # pixels are many megabytes: they are copied as the ring has room, and not before
+            return self._plans.try_publish_parts(self._to_ranks.encode_parts(plan))
         return self._publish(self._to_ranks.encode(plan))
 
     def results(self) -> list[StepResult]:

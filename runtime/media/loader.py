@@ -61,8 +61,8 @@ class MediaLoader:
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of host memory that may be kept at all times, with room left for the largest file."""
-        return max(self._memory.max_bytes - self._settings.decode.max_value_bytes, 0)
+        """Bytes of host memory that may be kept at all times: a quarter of what the largest file leaves."""
+        return max(self._memory.max_bytes - self._settings.decode.max_value_bytes, 0) // 4
 
     def check(self, sources: Sequence[MediaSource]) -> None:
         """Raises InvalidRequest where a request has too many files."""

@@ -62,6 +62,18 @@ class Wire(Generic[T]):
         # mypy does not know that arrays are buffers
         return b"".join((prefix, header, padding, *self._parts))  # type: ignore[arg-type]
 
+    def encode_parts(self, message: T) -> list[Bytes]:
+        """The parts of which `encode` makes one: those of arrays are views, nothing of them is copied. Raises
+        RingError for an array that cannot be sent."""
+        self._parts.clear()
+        header = self._encoder.encode(message)
+        prefix = _PREFIX.pack(len(header))
+        begin = prefix + header + _PAD[(len(prefix) + len(header)) % ALIGN]
+        return [
+            begin,
+            *(part if isinstance(part, bytes) else part.view(np.uint8).data for part in self._parts),
+        ]
+
     def decode(self, body: Bytes) -> T:
         """The message in `body`. Its arrays are views of `body`: they keep it alive, and are writable if it
         is. Raises RingError for bytes that `encode` cannot have made.

@@ -30,6 +30,8 @@ import mmap
 import os
 import select
 import struct
+from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from runtime.errors import RingError
@@ -118,7 +120,7 @@ class Writer:
         self._head = 0  # offset of the next record
         self._wakes = fds.wakes
         self._held = [0] * len(fds.wakes)  # bytes that each reader has not given back
-        self._rest = memoryview(b"")  # of a long message: what is not in the ring yet
+        self._rest = deque[memoryview]()  # of a long message: what is not in the ring yet
         self._credits = select.poll()
         for wakes in fds.wakes:
             self._credits.register(wakes.credit, select.POLLIN)
@@ -140,9 +142,25 @@ class Writer:
             return False
         if len(message) <= self._max_payload:
             return self._put(message, LAST)
-        if not self._put(memoryview(message)[: self._max_payload], MORE):
+        return self._begin([memoryview(message)])
+
+    def try_publish_parts(self, parts: Sequence[bytes | bytearray | memoryview]) -> bool:
+        """Takes a message that comes in `parts`, as `try_publish` does. They are copied to the ring as it
+        has room for them, and must not change meanwhile."""
+        if (size := sum(map(len, parts))) <= self._max_payload:
+            return self.try_publish(b"".join(parts))
+        if size > MAX_MESSAGE_BYTES:
+            raise RingError(f"a message of {size} bytes is above the limit of {MAX_MESSAGE_BYTES}")
+        if self._rest and not self.flush():
             return False
-        self._rest = memoryview(message)[self._max_payload :]
+        return self._begin([memoryview(part) for part in parts if len(part)])
+
+    def _begin(self, parts: Sequence[memoryview]) -> bool:
+        """Takes a message that is longer than a record, when its first part fits."""
+        first, size = parts[0], self._max_payload
+        if not self._put(first[:size], MORE):
+            return False
+        self._rest.extend([rest for rest in (first[size:], *parts[1:]) if len(rest)])
         self.flush()
         return True
 
@@ -156,10 +174,14 @@ class Writer:
     def flush(self) -> bool:
         """Puts more of a long message into the ring; True when it is complete."""
         while self._rest:
-            is_last = len(self._rest) <= self._max_payload
-            if not self._put(self._rest[: self._max_payload], LAST if is_last else MORE):
+            part, rest = self._rest[0][: self._max_payload], self._rest[0][self._max_payload :]
+            is_last = len(self._rest) == 1 and not rest
+            if not self._put(part, LAST if is_last else MORE):
                 return False
-            self._rest = self._rest[self._max_payload :]
+            if rest:
+                self._rest[0] = rest
+            else:
+                self._rest.popleft()
         return True
 
     def publish(self, message: bytes | bytearray) -> None:

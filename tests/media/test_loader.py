@@ -86,6 +86,12 @@ async def test_counts_are_limited_by_kind() -> None:
         assert (await error(one, named(param="v", kind=MediaKind.VIDEO))).param == "v"
 
 
+async def test_what_is_kept_leaves_room_for_the_largest_file() -> None:
+    for max_host_bytes, spare in ((8 << 30, 1856 << 20), (1 << 30, 64 << 20), (1 << 20, 0)):
+        async with loading(max_host_bytes=max_host_bytes) as one:
+            assert one.spare_bytes == spare
+
+
 async def test_decoded_bytes_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "MAX_VALUE_BYTES", 5000)
     async with loading() as one:

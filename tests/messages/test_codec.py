@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import RingError
 from runtime.messages.codec import KINDS, Wire
+from runtime.messages.media import Encode, MediaValues
 from runtime.messages.ranks import FromRank, LoadProgress, RankFailed, RankReady, StartRank, StopRank, ToRank
 from runtime.messages.steps import Admit, PromptLogprobs, SlotSampling, StepPlan, StepResult
 
@@ -102,6 +103,14 @@ def plain(value: Any) -> Any:
 def test_a_message_comes_out_as_it_went_in(union: Any, message: Any) -> None:
     body = Wire[Any](union).encode(message)
     assert plain(Wire[Any](union).decode(body)) == plain(message)
+    assert b"".join(Wire[Any](union).encode_parts(message)) == body
+
+
+def test_parts_of_arrays_are_no_copies() -> None:
+    values = np.arange(6, dtype=np.float32)
+    media = MediaValues(id=1, values=values, shape=(2, 3), grid=(1, 1, 1), num_rows=1)
+    parts = Wire[ToRank](ToRank).encode_parts(Encode(dropped=[], media=[media]))
+    assert any(np.shares_memory(values, np.frombuffer(part, np.uint8)) for part in parts if len(part))
 
 
 def test_one_wire_takes_many_messages() -> None:

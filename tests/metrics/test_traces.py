@@ -98,6 +98,19 @@ def test_the_parts_of_a_request() -> None:
     assert (tokens["gen_ai.usage.input_tokens"], tokens["runtime.image_tokens"]) == (9, 4)
 
 
+def test_the_log_of_a_request_has_the_same() -> None:
+    assert record(monotonic()).metrics()["media"] == {
+        "known_files": 0,
+        "bytes": 77,
+        "fetch_s": pytest.approx(0.5),
+        "decode_s": pytest.approx(0.25),
+        "image_tokens": 4,
+        "encoded": 1,
+        "cached": 0,
+        "encode_s": 0.25,
+    }
+
+
 @pytest.mark.parametrize(
     "header", ["", "00-1-2-01", PARENT.upper(), "00-" + "0" * 32 + "-b7ad6b7169203331-01", "x" * 999]
 )

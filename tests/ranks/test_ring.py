@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import settings
@@ -46,12 +47,16 @@ class Rings(RuleBasedStateMachine):
     @rule(
         size=st.one_of(
             st.integers(0, 64), st.integers(0, MAX_PAYLOAD), st.integers(MAX_PAYLOAD, 3 * CAPACITY)
-        )
+        ),
+        cuts=st.none() | st.lists(st.integers(0, 3 * CAPACITY), max_size=3).map(sorted),
     )
-    def publish(self, size: int) -> None:
+    def publish(self, size: int, cuts: list[int] | None) -> None:
+        """`cuts`: where the message is cut into parts; None: it comes in one piece."""
         message = bytes((self.count + i) % 251 for i in range(size))
         in_the_way = self.writer.has_rest
-        if self.writer.try_publish(message):
+        ends = [0, *(cuts or []), 3 * CAPACITY]
+        parts = [message[begin:end] for begin, end in pairwise(ends)]
+        if self.writer.try_publish(message) if cuts is None else self.writer.try_publish_parts(parts):
             self.count += 1
             for due in self.due:
                 due.append(message)
