@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from runtime.messages.memory import OffloadSpec, offloaded_layers
 from runtime.models.config.encoder_config import Encoder, RotaryEncoder
 from runtime.models.config.lora_targets import lora_modules
@@ -299,6 +301,12 @@ def feed_forward_count(
 ) -> int:
     """Numbers that one rank holds of the feed-forward or MoE part of a layer: see Ranks."""
     hidden, inner, moe = model.hidden_size, most_channels(model.intermediate_size, ranks), model.moe
+    if moe is not None and moe.is_shortcut:
+        dense, count = feed_forward_count(structs.replace(model, moe=None), layer, ranks, 1, 1), 0
+        if moe.layers[layer]:
+            count = 3 * moe.num_experts * most_channels(moe.intermediate_size, ranks)
+            count += moe.num_experts + moe.num_zero
+        return dense + hidden * count
     if moe is None or not moe.layers[layer]:
         inner = most_channels(model.intermediate_size, mlp_ranks or ranks)
         matrices = 3 if model.is_gated else 2
@@ -326,4 +334,6 @@ def float_bytes(model: ModelConfig) -> int:
     moe = model.moe
     dense = () if model.pooling is None else model.pooling.dense
     size = 4 * sum(one.outputs * (one.inputs + one.has_bias) for one in dense)
-    return size + 4 * moe.num_experts * sum(moe.layers) if moe is not None and moe.has_bias else size
+    if moe is None or not moe.has_bias:
+        return size
+    return size + 4 * (moe.num_experts + moe.num_zero) * sum(moe.layers)

@@ -76,11 +76,15 @@ def weights_of_layer(model: ModelConfig, layer: int, ranks: Ranks) -> Iterator[W
 
 def _feed_forward(model: ModelConfig, layer: int, ranks: Ranks) -> Iterator[Weight]:
     block, hidden, moe = f"layers.{layer}.mlp.", model.hidden_size, model.moe
-    if moe is None or not moe.layers[layer]:
+    if moe is None or not moe.layers[layer] or moe.is_shortcut:
         yield from _mlp(
             block, hidden, model.intermediate_size, ranks.mlp or ranks.dense, is_gated=model.is_gated
         )
-    elif not moe.is_stacked:
+    if moe is None or not moe.layers[layer]:
+        return
+    if moe.is_shortcut:
+        block = f"layers.{layer}.shortcut."
+    if not moe.is_stacked:
         split, local = ranks.dense // ranks.experts, moe.num_experts // ranks.experts
         is_gated = moe.is_gated
         if is_gated and not moe.limit_of(layer):  # the others are dequantized when they are loaded

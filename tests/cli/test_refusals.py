@@ -67,6 +67,9 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--enable-lora --lora-target-modules nosuch --max-lora-rank 8", "--lora-target-modules names nosuch"),
     # models
     ("--pipeline-parallel-size 2 -m {zamba2}", "blocks that layers share are given the embeddings"),
+    ("--pipeline-parallel-size 2 -m {longcat}", "what experts return is added behind the next layer"),
+    ("--tp-size 2 --dp-size 2 --enable-dp-attention -m {longcat}", "whose experts stand beside its"),
+    ("--tp-size 2 --ep-size 2 -m {longcat}", "this model's experts are on all ranks, split"),
     ("--tp-size 2 --ep-size 2 -m {gpt_oss}", "this model's experts are on all ranks, split"),
     ("--tp-size 2 --ep-size 2 -m {nemotron_h}", "this model's experts are on all ranks, split"),
     ("--device cuda -m {deepseek_v32}", "index_topk"),
@@ -114,7 +117,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["empty"].mkdir()
     whole = make_checkpoint("qwen2", root / "whole", shard_size="20KB")
     found["mamba"] = make_checkpoint("mamba2", root / "mamba")
-    for family in ("gemma3n", "zamba2", "deepseek_v32", "gpt_oss", "nemotron_h"):
+    for family in ("gemma3n", "zamba2", "deepseek_v32", "gpt_oss", "nemotron_h", "longcat"):
         found[family] = make_checkpoint(family, root / family)
     for name in ("broken_config", "no_weights", "cut_weights", "some_weights", "twice", "broken_tokenizer"):
         found[name] = Path(shutil.copytree(whole, root / name))

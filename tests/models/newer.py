@@ -9,6 +9,7 @@ from transformers import (
     GraniteMoeSWAConfig,
     GraniteSWAConfig,
     HYV3Config,
+    LongcatFlashConfig,
     MellumConfig,
     MiMoV2FlashConfig,
     PreTrainedConfig,
@@ -56,6 +57,25 @@ NEWER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
     "hy3": (HYV3Config, EXPERTS | {"num_hidden_layers": 3, "head_dim": 16, "router_scaling_factor": 1.5}),
+    "longcat": (
+        LongcatFlashConfig,
+        {
+            "num_hidden_layers": 4,
+            "ffn_hidden_size": 96,
+            "expert_ffn_hidden_size": 24,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 24,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "head_dim": 8,
+            "v_head_dim": 16,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 6,
+            "zero_expert_num": 3,
+            "moe_topk": 3,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "mellum": (
         MellumConfig,
         LOCAL

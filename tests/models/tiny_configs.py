@@ -46,12 +46,7 @@ ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 OWN: dict[str, dict[str, Any]] = {
     "AXK1ForCausalLM": {"head_dim": 8, "num_key_value_heads": 4},
     "CohereCompassForCausalLM": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
-    "DbrxForCausalLM": {
-        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
-    },
     "Dots3NoteForCausalLM": {"num_key_value_heads": 4},
-    "LongcatFlashForCausalLM": {"head_dim": 8},
     "ZayaForCausalLM": {"num_experts_per_tok": 1},
 }
 

@@ -21,14 +21,9 @@ from runtime.options.resolve import plan_for
 from runtime.options.stage_sizes import stage_weight_count
 from tests.models.make import FAMILIES, make_checkpoint
 from tests.models.make_pooled import make_pooled
+from tests.options.footprint_variants import OTHERWISE, VARIANTS
 
 MACHINE = MachineFacts(cores=2, memory_bytes=2**30, entropy=1)
-VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "tied": {"tie_word_embeddings": True},
-    "biased": {"attention_bias": True},
-    "one kv head": {"num_key_value_heads": 1},
-}
 
 
 def planned(folder: Path, machine: MachineFacts = MACHINE, **options: Any) -> tuple[Plan, Footprint]:
@@ -42,13 +37,7 @@ def planned(folder: Path, machine: MachineFacts = MACHINE, **options: Any) -> tu
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_whole_weights_are_those_in_the_files(family: str, variant: str, tmp_path: Path) -> None:
-    overrides = VARIANTS[variant]
-    if family == "internlm3" and variant == "biased":  # transformers has all biases of it or none
-        overrides = overrides | {"mlp_bias": True}
-    if family == "kimi_linear" and variant == "biased":  # queries of a latent alone have a bias
-        overrides = overrides | {"q_lora_rank": 24}
-    if family == "zamba2" and variant == "one kv head":  # else its keys have low-rank products of all heads
-        overrides = overrides | {"use_shared_attention_adapter": False}
+    overrides = VARIANTS[variant] | OTHERWISE.get((family, variant), {}) | OTHERWISE.get((family, ""), {})
     folder = make_checkpoint(family, tmp_path, shard_size="100KB", **overrides)
     _, found = planned(folder)
     stored = stored_weights(folder)

@@ -31,6 +31,8 @@ class MlaConfig(Struct, frozen=True, kw_only=True):
     value_dim: int
     is_interleaved: bool  # rotary dimensions 2i and 2i + 1 rotate together; else i and i + rope_dim / 2
     indexer: IndexerConfig | None = None  # None: a token attends to all before it
+    query_scale: float = 1.0  # factor on the query latent, behind its norm
+    latent_scale: float = 1.0  # factor on the key/value latent, behind its norm
 
 
 class HfMlaConfig(Struct, frozen=True, kw_only=True):

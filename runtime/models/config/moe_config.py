@@ -46,11 +46,14 @@ class MoeConfig(Struct, frozen=True, kw_only=True):
     dense_size: int | None = None  # intermediate size of layers without experts; None: intermediate_size
     # of each layer: clamp of the experts' activation (layers/feed_forward.py), 0: none; empty: none anywhere
     limits: tuple[float, ...] = ()
+    num_zero: int = 0  # further experts that a router may choose, which return what they are given
+    # experts stand beside a dense feed-forward, and what they return is added behind the next layer
+    is_shortcut: bool = False
 
     @property
     def is_on_all_ranks(self) -> bool:
         """Whether ranks split each expert, and the device's grouped products are not used in some layers."""
-        return self.is_stacked or not self.is_gated or any(self.limits)
+        return self.is_stacked or not self.is_gated or any(self.limits) or self.is_shortcut
 
     def limit_of(self, index: int) -> float:
         """Clamp of the activation of a layer's experts; 0: none."""
@@ -68,6 +71,7 @@ class HfMoeConfig(Struct, frozen=True, kw_only=True):
     num_experts_per_tok: Experts | None = None
     moe_k: Experts | None = None
     moe_topk: Experts | list[Experts] | None = None
+    zero_expert_num: Whole | None = None
     moe_intermediate_size: Width | list[Width] | None = None
     intermediate_size: Width | None = None
     intermediate_size_mlp: Width | None = None

@@ -296,6 +296,21 @@ def deepseek3_behind_one(hf: HfMoeConfig) -> MoeConfig:
     return _deepseek(hf, "sigmoid", has_groups=True, normalizes=hf.norm_topk_prob is not False, num_dense=1)
 
 
+def longcat(hf: HfMoeConfig) -> MoeConfig:
+    """LongCat Flash: softmax scores with a correction bias; experts beside every second feed-forward, and
+    experts that return what they are given."""
+    num_experts, top_k, inner = _sizes(hf, _inner(hf))
+    return MoeConfig(
+        num_experts=num_experts,
+        intermediate_size=inner,
+        has_bias=True,
+        layers=tuple(i % 2 == 0 for i in range(hf.num_hidden_layers)),
+        routing=Routing(top_k=top_k, scale=hf.routed_scaling_factor),
+        num_zero=hf.zero_expert_num or 0,
+        is_shortcut=True,
+    )
+
+
 def lfm2(hf: HfMoeConfig) -> MoeConfig:
     """LFM 2: as DeepSeek V3 without groups and shared experts; the correction bias may be missing."""
     return structs.replace(deepseek3(hf), has_bias=hf.use_expert_bias)

@@ -12,6 +12,7 @@ from runtime.models.config import sizes
 from runtime.models.config.dense_families import granite_swa
 from runtime.models.config.families import HfLayers, decoded, rope_in_local_layers
 from runtime.models.config.family import Family
+from runtime.models.config.longcat_config import LONGCAT
 from runtime.models.config.mimo_config import MIMO
 from runtime.models.config.renames import DBRX_NAMES, GRANITE_NAMES
 
@@ -140,5 +141,6 @@ RECENT = {
             (".shared_mlp.", ".shared_experts."),
         ),
     ),
+    "LongcatFlash": LONGCAT,
     "MiMoV2Flash": MIMO,
 }

@@ -57,5 +57,15 @@ def dense_layers_are_of_moe(plan: Plan, model: ModelFacts, device: DeviceFacts) 
     return None
 
 
+def experts_stand_in_feed_forwards(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Groups add up what feed-forwards return of the tokens of all, and know of no experts beside them."""
+    if not plan.parallel.enable_dp_attention or model.moe is None or not model.moe.is_shortcut:
+        return None
+    return (
+        "--enable-dp-attention does not go with this model, whose experts stand beside its feed-forwards; "
+        "leave it out"
+    )
+
+
 OPTION_RULES: tuple[OptionRule, ...] = (groups_have_what_they_can, dense_layers_are_shared_or_whole)
-PLAN_RULES: tuple[PlanRule, ...] = (dense_layers_are_of_moe,)
+PLAN_RULES: tuple[PlanRule, ...] = (dense_layers_are_of_moe, experts_stand_in_feed_forwards)

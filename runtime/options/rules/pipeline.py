@@ -29,6 +29,9 @@ def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
         "blocks that layers share are given the embeddings, which the first stage alone has": (
             model.shares_blocks
         ),
+        "what experts return is added behind the next layer, which may be in another stage": (
+            model.moe is not None and model.moe.is_shortcut
+        ),
         "texts that are seen as a whole are computed without pages, in one step": model.pooling is not None
         and model.pooling.is_whole,
         "transformers' own code computes the model as a whole (--model-impl)": model.transformers_json
