@@ -75,7 +75,7 @@ inline void prepare_row(const float* x, const Rows& out, int row) {
         memcpy(to, x, (size_t)out.width * 4);
         return;
     }
-    for (int i = 0; i < out.width; i += LANES) store_bf16((uint16_t*)to + i, load<Floats>(x + i));
+    for (int i = 0; i < out.width; i += LANES) store_bf16_input((uint16_t*)to + i, load<Floats>(x + i));
 }
 
 }  // namespace rows

@@ -112,15 +112,21 @@ inline void multiply_rows(int count, const char* a, size_t a_stride, const char*
         multiply_rows<PAIRS, COUNT - 1>(count, a, a_stride, b, b_stride, length, out, out_stride, adds);
 }
 
-// The scores [PART] of a query to weights. It sees the keys [begin, end) of the part; others get the weight 0. `place` of
+// The scores [stop] of a query to weights. It sees the keys [begin, end) of the part; others get the weight 0. `place` of
 // the query in the part, and `slope` of its head: linear biases by distance (ALiBi, Press et al., 2022).
-inline void soften(float* scores, int begin, int end, int64_t place, float slope, const Layer& layer, float* most_of,
-                   float* total_of) {
+inline void soften(float* scores, int begin, int end, int stop, int64_t place, float slope, const Layer& layer,
+                   float* most_of, float* total_of) {
     int from = begin / LANES * LANES;
     Ints lanes;
     for (int k = 0; k < LANES; k++) lanes[k] = k;
     Floats most = broadcast(HIDDEN), total{};
-    for (int k = from; k < end; k += LANES) {
+    int plain = from == begin && layer.cap == 0 && slope == 0 ? end / LANES * LANES : from;  // scaled and no more up to here
+    for (int k = from; k < plain; k += LANES) {
+        Floats x = load<Floats>(scores + k) * layer.scale;
+        store(scores + k, x);
+        most = max(most, x);
+    }
+    for (int k = plain; k < end; k += LANES) {
         Floats x = load<Floats>(scores + k) * layer.scale;
         if (layer.cap != 0) x = layer.cap * hyperbolic_tangent(x * (1.0f / layer.cap));
         Ints places = lanes + k;
@@ -130,7 +136,7 @@ inline void soften(float* scores, int begin, int end, int64_t place, float slope
         most = max(most, x);
     }
     *most_of = largest(most);
-    for (int k = 0; k < PART; k += LANES) {
+    for (int k = 0; k < stop; k += LANES) {
         bool is_seen = k >= from && k < end;
         Floats weight = is_seen ? exponential(load<Floats>(scores + k) - *most_of) : Floats{};
         store(scores + k, weight);
@@ -166,7 +172,7 @@ template <Number KIND> class Worker {
             int dim = l_.keys[piece].dim;
             for (int d = 0; d < padded(dim); d += LANES) {
                 Floats part = cache::load_first<step::FLOAT32>((const char*)(x + d), dim - d < 0 ? 0 : dim - d);
-                if constexpr (PAIRS) store_bf16((uint16_t*)s_.queries + at + d, part);
+                if constexpr (PAIRS) store_bf16_input((uint16_t*)s_.queries + at + d, part);
                 else store(s_.queries + at + d, part);
             }
             at += padded(dim);
@@ -185,7 +191,7 @@ template <Number KIND> class Worker {
         for (int block = begin; block < stop; block += KEYS) score(tile.vectors(), kv_head, block);
         for (int i = 0; i < tile.vectors(); i++) {
             int head = kv_head * l_.group() + tile.first_head + i % tile.num_heads;
-            weigh(i, position + i / tile.num_heads - origin, l_.slopes ? l_.slopes[head] : 0);
+            weigh(i, position + i / tile.num_heads - origin, stop, l_.slopes ? l_.slopes[head] : 0);
         }
         for (int block = begin; block < stop; block += VALUES)
             add_values(tile.vectors(), kv_head, block, block + VALUES < stop ? block + VALUES : stop, block == begin);
@@ -246,16 +252,17 @@ template <Number KIND> class Worker {
         }
     }
 
-    // `place` of the query in the part: it sees what is not behind it, and not before its window.
-    void weigh(int i, int64_t place, float slope) {
+    // `place` of the query in the part: it sees what is not behind it, and not before its window. Weights of the keys before
+    // `stop` are read.
+    void weigh(int i, int64_t place, int stop, float slope) {
         int64_t begin = l_.window ? place - l_.window + 1 : 0, end = place + 1;
         begin = begin < 0 ? 0 : begin > PART ? PART : begin;
         end = end < begin ? begin : end > PART ? PART : end;
         float* scores = s_.scores + i * PART;
-        soften(scores, (int)begin, (int)end, place, slope, l_, &s_.part_most[i], &s_.part_total[i]);
+        soften(scores, (int)begin, (int)end, stop, place, slope, l_, &s_.part_most[i], &s_.part_total[i]);
         if (begin >= end) s_.part_total[i] = 0;
         if constexpr (PAIRS)
-            for (int k = 0; k < PART; k += LANES) store_bf16(s_.weights + i * PART + k, load<Floats>(scores + k));
+            for (int k = 0; k < stop; k += LANES) store_bf16_input(s_.weights + i * PART + k, load<Floats>(scores + k));
     }
 
     // s.part = (or +=) the weights of keys [begin, end) times their values.

@@ -157,6 +157,15 @@ inline void store_bf16(uint16_t* at, Floats x) {
 #endif
 }
 
+// The same for numbers that dot_bf16 multiplies, which takes subnormal ones for zero where it is an instruction.
+inline void store_bf16_input(uint16_t* at, Floats x) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i*)at, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
+    store_bf16(at, x);
+#endif
+}
+
 // Whether there are products of two rows with two outputs (pairs.h), and how many inputs of an output lie together in
 // packed weights: eight bytes for them, else what a dot product takes.
 #if defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
