@@ -84,7 +84,7 @@ def dry_executor(message: StartRank) -> TorchExecutor:
     from runtime.devices.options import read_options
 
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-        device = open_device(start, rank, dtype)
+        device = open_device(replace_struct(start, device_options={}), rank, dtype)
         options = read_options(message, CudaOptions)
         counters = SplitCounters.of(
             options.kernel_fusion, INTERPRETER, device.torch_device, lists=options.lists_work

@@ -46,7 +46,9 @@ def test_flag_of_sglang(
         ours = set(row.choices or ())
         assert set(map(str, choices)) - {"None"} <= ours, "choices are missing"
         own = {"auto", "none", "int8", "int4", "mistral", "runai_streamer", "prefix_aware"}
-        own |= {"cpu", "torch_native", "tcp", "shm", "quark", "torchao", "fbgemm_fp8", "simm", "lmcache"}
+        own |= {"cpu", "torch_native", "tcp", "shm", "quark", "torchao", "fbgemm_fp8", "simm", "lmcache"} | {
+            "cudnn"
+        }
         assert ours - set(map(str, choices)) <= own, "choices of our own"
 
 

@@ -32,7 +32,7 @@ from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.norm import rms_norm
 from runtime.devices.cuda.mla_prolog import CudaPrologs
 from runtime.devices.cuda.moe import CudaExperts
-from runtime.devices.cuda.ops import CudaOps
+from runtime.devices.cuda.ops import CudaOps, SplitCounters
 from runtime.devices.progress import without_progress
 from runtime.messages.ranks import StartRank
 from runtime.ranks.start import start_torch_rank
@@ -135,7 +135,7 @@ def start_on_cpu(message: StartRank) -> TorchExecutor:
 
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         device = open_device(start, rank, dtype)
-        ops = CudaOps(dtype, H200)
+        ops = CudaOps(dtype, H200, counters=SplitCounters.of("safe", H200, device.torch_device))
         return replace(
             device,
             memory=Measured(**vars(device.memory)),
