@@ -11,6 +11,7 @@ from runtime.messages.media import Media, MediaKind
 from runtime.models.config.dual_config import DualImages, NaflexConfig, read_dual_images, read_naflex
 from runtime.text.image_processor import ClipImageProcessor, normalized
 from runtime.text.media_prompts import MediaProcessor, Prepared, check_kind
+from runtime.text.pictures import picture_of, pixels_of
 
 
 class NaflexImageProcessor:
@@ -30,7 +31,7 @@ class NaflexImageProcessor:
         rows, columns = config.grid(*image.shape[:2])
         size = config.patch_size
         shape = columns * size, rows * size
-        resized = np.asarray(Image.fromarray(image).resize(shape, Image.Resampling(config.resample)))
+        resized = pixels_of(picture_of(image).resize(shape, Image.Resampling(config.resample)))
         pixels = normalized(resized.transpose(2, 0, 1), config)
         patches = pixels.reshape(3, rows, size, columns, size).transpose(1, 3, 2, 4, 0)
         return Prepared(
