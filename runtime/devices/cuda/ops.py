@@ -42,8 +42,8 @@ class SplitCounters(NamedTuple):
     def of(
         cls, fusion: KernelFusion, gpu: Gpu, torch_device: torch.device, *, lists: bool = False
     ) -> "SplitCounters":
-        """Those that `fusion` asks for; it is not "off" with `lists`."""
-        if fusion == "off":
+        """Those that `fusion` asks for, or decodes that are listed."""
+        if fusion != "all" and not lists:
             return cls(None, None)
         attention = paged.split_counters(gpu, torch_device, lists=lists)
         return cls(attention, gemm.split_counters(gpu, torch_device), lists)

@@ -102,8 +102,8 @@ class Kernels(Group, frozen=True, kw_only=True):
         Literal["off", "safe", "all"],
         option(
             "How far kernels are joined to fewer launches.",
-            note="safe: where a program needs rows of its own alone, and where the last program of those "
-            "that split a sum merges it; all: also what may be slower than what it replaces (docs/cuda.md)",
+            note="safe: where a program needs rows of its own alone; all: also where the last program of "
+            "those that split a sum merges it, and what may be slower than what it replaces (docs/cuda.md)",
             devices=("cuda",),
         ),
     ] = "safe"

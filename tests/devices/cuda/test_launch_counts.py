@@ -18,16 +18,16 @@ ROOT = Path(__file__).parents[3]
 # model, its weights, --kernel-fusion -> launches of a layer (with DeepSeek one with experts)
 LAYERS = {
     ("llama", "", "off"): 10,
-    ("llama", "", "safe"): 9,
+    ("llama", "", "safe"): 10,
     ("llama", "", "all"): 8,
     ("llama", "fp8", "off"): 15,
-    ("llama", "fp8", "safe"): 10,
+    ("llama", "fp8", "safe"): 12,
     ("llama", "fp8", "all"): 10,
     ("qwen3_moe", "", "off"): 15,
-    ("qwen3_moe", "", "safe"): 13,
+    ("qwen3_moe", "", "safe"): 14,
     ("qwen3_moe", "", "all"): 12,
     ("deepseek_v3", "", "off"): 26,
-    ("deepseek_v3", "", "safe"): 20,
+    ("deepseek_v3", "", "safe"): 21,
     ("deepseek_v3", "", "all"): 18,
 }
 # --kernel-fusion -> launches beside the layers, of the graphs of a forward pass and of sampling at random
