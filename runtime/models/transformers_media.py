@@ -124,6 +124,14 @@ def check_arguments(name: str, given: Mapping[str, object]) -> None:
         )
 
 
+def attend_by_rows(text: nn.Module) -> None:
+    """Has layers that see whole prompts be taken for causal ones: which tokens see each other, each step says
+    (AttentionRows.spans)."""
+    for module in text.modules():
+        if hasattr(module, "is_causal"):
+            module.is_causal = True
+
+
 def attend_apart(model: PreTrainedModel, text: PreTrainedModel) -> None:
     """Has the text model attend over pages, and towers as transformers' own code does by default."""
     for module in model.modules():

@@ -36,6 +36,7 @@ from runtime.models.transformers_attention import (
 from runtime.models.transformers_media import (
     TransformersMedia,
     attend_apart,
+    attend_by_rows,
     check_arguments,
     outermost,
     text_model,
@@ -46,6 +47,9 @@ from runtime.models.transformers_weights import (
     ignored_weights,
     stored_tensors,
 )
+
+Given = tuple[object, ...]  # positional arguments of a module
+Changed = tuple[Given, dict[str, object]] | None  # other arguments of a module; None: those that were given
 
 
 class BodyOutput(tuple[Tensor]):
@@ -90,6 +94,9 @@ class TransformersModel(Layer):
         self.causal_lm = build(config, dtype)
         text = self.causal_lm if config.media is None else text_model(self.causal_lm)
         self.embed = self.causal_lm.get_input_embeddings()
+        self.sees_whole_images = sees_whole_images(config.media)
+        if self.sees_whole_images:
+            attend_by_rows(text)
         attended, body_name = try_run(self.causal_lm, text)
         check_attended(attended, config)
         self.names = CheckpointNames(self.causal_lm)
@@ -107,7 +114,6 @@ class TransformersModel(Layer):
         whole = self.causal_lm.get_submodule(body_name)
         setattr(self.causal_lm.get_submodule(parent), name, self.given)
         self.body = whole if config.media is None else text
-        self.sees_whole_images = sees_whole_images(config.media)
         self.media_encoder: TransformersMedia | None = None
         if config.media is not None:
             whole = self.causal_lm if whole is text else whole
@@ -212,10 +218,13 @@ def try_run(model: PreTrainedModel, text: PreTrainedModel) -> tuple[list[Attende
         if hasattr(module, "layer_idx"):
             module.runtime_trial = trial
 
-    def note(module: nn.Module, _: object, named: dict[str, object]) -> None:
+    def note(module: nn.Module, positional: Given, named: dict[str, object]) -> Changed:
         called.append(module)
-        if module is text:
-            check_arguments(type(model).__name__, named)
+        if module is not text:
+            return None
+        check_arguments(type(model).__name__, named)
+        # without a mask, it looks for several texts in positions, which have no numbers here
+        return None if positional else ((), named | {"attention_mask": torch.ones(1, 2)})
 
     experts = model.config._experts_implementation
     model.config._experts_implementation = "batched_mm"  # the others count tokens on the host

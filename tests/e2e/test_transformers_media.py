@@ -42,7 +42,7 @@ def make(family: Processed, folder: Path, one: np.ndarray, other: np.ndarray) ->
     tokenizer = AutoTokenizer.from_pretrained(folder)
     found: Expected = {}
     for name, (text, files) in texts(family.tokens[0], one, other).items():
-        if len(files) > family.most_files:
+        if not family.least_files <= len(files) <= family.most_files:
             continue
         answer, length = greedy_processed(folder, model, text, files, COUNT)
         found[name] = ((tokenizer(text)["input_ids"], files), answer, length)

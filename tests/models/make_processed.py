@@ -37,7 +37,8 @@ class Processed:
     processor: Callable[[Any], ProcessorMixin]  # of a tokenizer
     named: tuple[tuple[str, str], ...] = ()  # names of tokens in tokenizer_config.json
     seed: int = 0
-    most_files: int = 2  # that its processor takes in a prompt of these tests
+    least_files: int = 0  # fewest and most that its processor takes in a prompt of these tests
+    most_files: int = 2
 
     def make(self, folder: Path) -> PreTrainedModel:
         """Writes a model and its processor. -> transformers' model of it"""
@@ -142,7 +143,8 @@ FAMILIES: dict[str, Processed] = {
 PREFIX = Processed(
     ("<image>",),
     lambda: paligemma.PaliGemmaConfig(
-        vision_config=SIGLIP | {"projection_dim": 64, "vision_use_head": False},
+        vision_config=SIGLIP | {"vision_use_head": False},
+        projection_dim=64,
         text_config=SIZES | {"model_type": "gemma", "head_dim": 16, "vocab_size": 1500},
         image_token_index=FIRST_ID,
     ),
@@ -150,6 +152,7 @@ PREFIX = Processed(
     lambda tokenizer: paligemma.PaliGemmaProcessor(
         siglip.SiglipImageProcessorPil(size=SIDES, image_seq_length=16), tokenizer
     ),
+    least_files=1,
 )
 SOUNDS: dict[str, Processed] = {
     "glm-asr": Processed(

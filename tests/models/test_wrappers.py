@@ -275,8 +275,15 @@ def test_broken_text_config(text: Any, message: str, tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-def test_transformers_code_is_refused(tmp_path: Path) -> None:
+def test_transformers_code_computes_whole_wrappers(tmp_path: Path) -> None:
+    """Their text alone where that is wanted; images where config.json says what stands for them, and the
+    class is one of transformers."""
     write_config(tmp_path, SIZES)
+    assert not read_config(tmp_path, model_impl="transformers", takes_media=False).wrapper
+    with pytest.raises(ModelError, match="config.json has no model_type, or none of image_token_id"):
+        read_config(tmp_path, model_impl="transformers")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["InternVLChatModel"]}))
     with pytest.raises(ModelError, match="leave the option out"):
         read_config(tmp_path, model_impl="transformers")
 

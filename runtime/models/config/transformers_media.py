@@ -115,9 +115,9 @@ def read_transformers_media(architecture: str, fields: JsonDict, hidden_size: in
     if not row_ids:
         names = [name for _, (_, names) in TOKENS.items() for name in names]
         raise ModelError(
-            f"--model-impl transformers: config.json of {model_type} has none of {', '.join(names)}, so what "
-            "stands for an image or sound in a prompt is not known; set --enable-multimodal false to serve "
-            "text alone"
+            f"--model-impl transformers: config.json has no model_type, or none of {', '.join(names)}, so "
+            "what stands for an image or sound in a prompt is not known; restore it from the model's source, "
+            "or set --enable-multimodal false to serve text alone"
         )
     return TransformersEncoder(
         model_type=model_type,
