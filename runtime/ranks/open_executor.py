@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from types import FrameType, ModuleType
+from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Protocol, cast
 
 from runtime.devices.executor import Executor
@@ -105,13 +105,13 @@ def reading_no_sources() -> Iterator[None]:
     """
     full_info, full_module = inspect.getframeinfo, inspect.getmodule
 
-    def frame_info(frame: FrameType, context: int = 1) -> inspect.Traceback:
+    def frame_info(frame: FrameType | TracebackType, context: int = 1) -> inspect.Traceback:
         return full_info(frame, context=0)
 
-    def module_of(asked: object, _filename: str | None = None) -> ModuleType | None:
-        if isinstance(asked, FrameType):
-            return sys.modules.get(asked.f_globals.get("__name__", ""))
-        return full_module(asked, _filename)
+    def module_of(object: object, _filename: str | None = None) -> ModuleType | None:
+        if isinstance(object, FrameType):
+            return sys.modules.get(object.f_globals.get("__name__", ""))
+        return full_module(object, _filename)
 
     inspect.getframeinfo, inspect.getmodule = frame_info, module_of
     try:
