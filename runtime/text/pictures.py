@@ -1,5 +1,5 @@
-"""Arrays as Pillow's images, and back. Pillow copies and clears pixels with the interpreter's lock held, 10 ms
-of a picture of 3840 x 2160, so numpy does it, which lets other threads run meanwhile."""
+"""Arrays as Pillow's images, and back. Pillow copies and clears pixels with the interpreter's lock held, 10
+ms of a picture of 3840 x 2160, so numpy does it, which lets other threads run meanwhile."""
 
 import numpy as np
 from PIL import Image
