@@ -97,13 +97,15 @@ class PackedUpload:
     def _copy(self, packed: list[Packed]) -> None:
         sizes = [one.array.size * one.dtype.itemsize for one in packed]
         begins = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes)]).tolist()
-        has_memory = self.torch_device.type != "cpu"
-        buffer = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=has_memory)
-        there, host = buffer, buffer.numpy()
+        if has_memory := self.torch_device.type != "cpu":
+            buffer = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=True)
+            host = buffer.numpy()
+        else:
+            host = np.empty(begins[-1], np.uint8)
+            buffer = torch.from_numpy(host)
         for one, begin, size in zip(packed, begins, sizes, strict=False):
             host[begin : begin + size].view(one.dtype)[:] = one.array.ravel()
-        if has_memory:
-            there = buffer.to(self.torch_device, non_blocking=True)
+        there = buffer.to(self.torch_device, non_blocking=True) if has_memory else buffer
         for one, begin, size in zip(packed, begins, sizes, strict=False):
             number = torch.from_numpy(np.empty(0, one.dtype)).dtype
             one.arrive(there[begin : begin + size].view(number).view(one.array.shape))

@@ -15,7 +15,7 @@ def picture_of(values: np.ndarray) -> Image.Image:
     padded = np.zeros((height, width, 4), np.uint8)
     for band in range(bands):
         padded[:, :, band] = values[:, :, band]
-    return Image.frombuffer("RGBX", (width, height), padded.data, "raw", "RGBX", 0, 1)
+    return Image.frombuffer("RGBX", (width, height), padded, "raw", "RGBX", 0, 1)
 
 
 def pixels_of(picture: Image.Image) -> np.ndarray:

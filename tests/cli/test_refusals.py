@@ -150,7 +150,7 @@ def acts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr("runtime.cli.end_at_once_on_signals", lambda: None)
     # processes of ranks, which end with a refusal: tests/actors/test_early_ranks.py
-    monkeypatch.setattr("runtime.actors.early_ranks.open_early", lambda plan: None)
+    monkeypatch.setattr("runtime.actors.early_ranks.open_early", lambda plan, early: None)
     monkeypatch.setattr(server, "run", lambda plan, ranks: anyio.run(server.main, plan, ranks))
     for name in ("listen", "open_stored_objects"):
         monkeypatch.setattr(server, name, act(name))
@@ -239,7 +239,7 @@ def test_a_port_that_is_taken_and_a_device_that_is_missing_are_notes(
     monkeypatch.setattr(facts, "ACCELERATORS", (("cuda", "no_such_device*", lambda: True),))
     monkeypatch.setattr("runtime.cli.end_at_once_on_signals", lambda: None)
     # processes of ranks, which end with a refusal: tests/actors/test_early_ranks.py
-    monkeypatch.setattr("runtime.actors.early_ranks.open_early", lambda plan: None)
+    monkeypatch.setattr("runtime.actors.early_ranks.open_early", lambda plan, early: None)
     monkeypatch.setattr(server, "run", lambda plan, ranks: anyio.run(server.main, plan, ranks))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

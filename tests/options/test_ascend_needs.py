@@ -42,6 +42,7 @@ SPREAD = f"{TWO} --expert-parallel-size 2"
 NEEDS: tuple[tuple[str, str, str], ...] = (
     ("--pp-", "--pipeline-parallel-size 2", ""),
     ("--log-requests-", "--log-requests", ""),
+    ("--oltp-traces-endpoint", "--enable-trace", ""),
     ("--prompt-tokens-buckets", "--collect-tokens-histogram", ""),
     ("--generation-tokens-buckets", "--collect-tokens-histogram", ""),
     ("--export-metrics-to-file-dir", "--export-metrics-to-file", ""),

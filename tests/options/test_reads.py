@@ -47,6 +47,8 @@ MODEL = {
     "remote_instance_weight_loader_seed_instance_ip",
     "remote_instance_weight_loader_seed_instance_service_port",
 }
+# a check at the start is all that they ask for (options/rules/)
+CHECKED = {"enable_deterministic_inference"}
 # read by requested_quantization of groups/precision.py, whose result settings.py hands on
 PRECISION = {"quantization", "modelopt_quant", "quantize_and_serve", "torchao_config"}
 
@@ -129,7 +131,7 @@ def is_only_choice(row: Row) -> bool:
 
 @pytest.mark.parametrize("row", [row for row in rows() if row.acts], ids=lambda row: row.flag)
 def test_an_option_that_acts_is_read(row: Row) -> None:
-    if row.name in PARSED | MODEL | PRECISION | set(RANK_VARIABLES) or is_only_choice(row):
+    if row.name in PARSED | MODEL | PRECISION | CHECKED | set(RANK_VARIABLES) or is_only_choice(row):
         return
     assert is_read(row.name, row.group) or derives(row.name), (
         f"nothing outside of options/ reads {row.group}.{row.name}: it is no option that works"

@@ -172,5 +172,5 @@ def test_types_are_read_from_the_declarations(
 def test_a_note_says_why_or_what_is_missing() -> None:
     assert "whole pages gather faster" in note(by_name()["page_size"])
     assert "missing: flash_rl" in note(by_name()["load_format"])
-    assert "not here yet" in note(by_name()["quantization"])
+    assert "not here yet" in note(by_name()["moe_a2a_backend"])
     assert note(by_name()["nsa_decode_backend"]) == "for cuda devices"

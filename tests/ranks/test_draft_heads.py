@@ -218,14 +218,16 @@ def test_trees_of_heads(targets: dict[str, Path], algorithm: str, tmp_path: Path
     planner = opened(targets["qwen3"], speculation=speculation(algorithm, head, **shape))
     reference = HeadReference(targets["qwen3"], head, algorithm)
     seen: list[list[int]] = []
-    with_tokens = planner.executor.runner.inputs.token_ids  # type: ignore[attr-defined]
+    inputs = planner.executor.runner.inputs  # type: ignore[attr-defined]
+    with_tokens = inputs.batch
 
-    def noted(plan: Any, *rest: Any) -> Tensor:
+    def noted(plan: Any, *rest: Any) -> Any:
+        batch = with_tokens(plan, *rest)
         if plan.num_verifies:
-            seen.append(plan.token_ids[: plan.counts[0] - 1].tolist())
-        return with_tokens(plan, *rest)
+            seen.append(batch.token_ids[1 : plan.counts[0]].tolist())
+        return batch
 
-    planner.executor.runner.inputs.token_ids = noted  # type: ignore[attr-defined]
+    inputs.batch = noted
     row = planner.row(0, PROMPTS[1], sampling())
     planner.prefill(row)
     while len(row.tokens) - row.prompt_len < NUM_TOKENS:

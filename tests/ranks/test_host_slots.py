@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from runtime.devices.cpu.self_check import load_library
+from runtime.layers.upload import PackedUpload
 from runtime.messages.steps import Admit
 from runtime.ranks.slots import Slots
 from tests.devices.drive import Planner, sampling, start
@@ -56,7 +57,8 @@ def test_tensors_and_arrays_are_the_same_memory() -> None:
         )
         for slot in (1, 3)
     ]
-    slots._admit(admits)
+    slots._admit(admits, upload := PackedUpload(slots.torch_device))
+    upload.send()
     temperature, top_p, min_p, top_k = slots.host.sampling(rows)
     assert temperature.tolist() == [3.5, 1.5] and top_k.tolist() == [3, 1]
     torch.testing.assert_close(top_p, torch.full((2,), 0.9))

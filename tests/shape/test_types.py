@@ -40,6 +40,9 @@ ROOMS = (
 UNTYPED = {
     "runtime/devices/cuda/attention_backends.py": "each backend has a type of plan of its own",
     "runtime/devices/cuda/compile_ahead.py": "arguments of any kernel, and of any operator of torch",
+    "runtime/layers/attention/spans.py": "each device has a type of plan of its own",
+    "runtime/models/transformers_media.py": "arguments of any model of transformers",
+    "runtime/text/transformers_process.py": "processors of transformers, which have no common type",
     "runtime/engine.py": "parameters that the caller names, checked against SamplingParams",
     "runtime/http/fields/constraint.py": "readers of fields, each of its field's type",
     "runtime/http/openai/stored/disk.py": "calls of a thread, of any result",

@@ -67,7 +67,7 @@ class AscendPageCopier:
         self._thread = ThreadPoolExecutor(
             1, "saves", initializer=partial(torch.npu.set_device, torch.npu.current_device())
         )
-        self._told: list[Future[None]] = []  # saves of layers that the thread writes
+        self._reported: list[Future[None]] = []  # saves of layers that the thread writes
 
     def save(self, pages: np.ndarray, hosts: np.ndarray) -> None:
         """Begins to copy device pages to host pages."""
@@ -81,7 +81,7 @@ class AscendPageCopier:
         if done is None:
             self._saving.append(saving)
         else:
-            self._told.append(self._thread.submit(_write, saving, done))
+            self._reported.append(self._thread.submit(_write, saving, done))
 
     def _begin(self, layers: range, pages: np.ndarray, hosts: np.ndarray) -> Saving:
         self._check(pages, hosts)
@@ -139,8 +139,8 @@ class AscendPageCopier:
         saves, self._saving = self._saving, []
         for saving in saves:
             saving.write()
-        told, self._told = self._told, []
-        for written in told:
+        reports, self._reported = self._reported, []
+        for written in reports:
             written.result()
 
     def _on_copy_stream(self) -> torch.npu.StreamContext:

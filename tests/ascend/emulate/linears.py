@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.ascend.emulate.norms import quantised_rows
 from tests.ascend.emulate.memory import NZ, format_of
+from tests.ascend.emulate.norms import quantised_rows
 from tests.ascend.emulate.table import Limits, need, need_dtype, need_half, need_shape, need_values, operator
 
 HALVES = (torch.float16, torch.bfloat16)

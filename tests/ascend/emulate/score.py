@@ -1,10 +1,9 @@
 """The arguments of npu_fused_infer_attention_score and their documented limits.
 
-Sources: the wheel's own docstrings of both forms (torch_npu 2.13.0, _op_plugin_docs.py), named [v1] and [v2]
-below. Where they contradict what engines run in production, the engines win and the place says so:
-[vllm-ascend] is its attention_v1.py. The tilings in CANN's public ops-transformer repository (c29bc10) say
-more than the docstrings: [pfa] is prompt_flash_attention_tiling.cpp, [ifa] incre_flash_attention_tiling
-_check.cpp, [fia] fused_infer_attention_score_tiling_check_feature.cpp, which has latent attention.
+Sources: the wheel's docstrings of both forms (torch_npu 2.13.0, _op_plugin_docs.py), [v1] and [v2]; engines
+in production win where they contradict them: [vllm-ascend] is its attention_v1.py. Tilings in CANN's public
+ops-transformer (c29bc10) say more: [pfa] prompt_flash_attention_tiling.cpp, [ifa] incre_flash_attention
+_tiling_check.cpp, [fia] fused_infer_attention_score_tiling_check_feature.cpp, which has latent attention.
 """
 
 from dataclasses import dataclass, fields

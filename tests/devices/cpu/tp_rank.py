@@ -115,7 +115,7 @@ def answer(
         )
         assert in_pieces > 0 or mode != "none"
         passes = [] if loaded.piecewise is None else loaded.piecewise.recorded.values()
-        pieces = in_pieces * max((len(one.pieces) for one in passes), default=0)
+        pieces = in_pieces * max((len(one.plain.pieces) for one in passes), default=0)
         replays: int = executor.tapes.replays  # type: ignore[attr-defined]
         assert replays == 8 + 2 * 8 + pieces, "forwards of all rows, and of one with its choice"
     last = executor.runner.slots.last_token[:3].tolist()  # type: ignore[attr-defined]

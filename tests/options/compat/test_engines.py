@@ -38,16 +38,16 @@ LINES: list[tuple[str, str, str]] = [
     (SGLANG + "--page-size 0 --mem-fraction-static 9", "--model-path /m", "--page-size 0 is left out"),
     (SGLANG + "--api-key ''", "--model-path /m", "--api-key is left out, for serve says: --api-key is empty"),
     (SGLANG + "--ssl-keyfile-password x", "--model-path /m", "--ssl-keyfile-password is left out"),
-    (SGLANG + "--otlp-traces-endpoint localhost:4317", "--model-path /m", "it is what happens anyway"),
+    (SGLANG + "--sm-group-num 8", "--model-path /m", "it is what happens anyway"),
     (
         SGLANG + "--tp 2 --attn-cp-size 2",
         "--model-path /m --tensor-parallel-size 2 --attention-context-parallel-size 2",
         "",
     ),
     (
-        SGLANG + "--enable-deterministic-inference",
-        "--model-path /m --enable-deterministic-inference",
-        "this version refuses --enable-deterministic-inference: --only-working",
+        SGLANG + "--enable-return-routed-experts",
+        "--model-path /m --enable-return-routed-experts",
+        "this version refuses --enable-return-routed-experts: --only-working",
     ),
     (
         SGLANG + "--tp 4 --nnodes 2 --node-rank 1 --nccl-init-addr a:1 --dist-timeout 9",
@@ -55,7 +55,7 @@ LINES: list[tuple[str, str, str]] = [
         "--dist-timeout 9",
         "",
     ),
-    (SGLANG + "--quantization qoq", "--model-path /m --quantization qoq", "qoq is not here yet"),
+    (SGLANG + "--moe-a2a-backend ascend_fuseep", "--model-path /m --moe-a2a-backend ascend_fuseep", "not"),
     (SGLANG + "--json-model-override-args {", "--model-path /m", "is left out: serve takes json"),
     # variables
     (
