@@ -66,7 +66,12 @@ async def check(folder: Path, options: dict[str, Any], expected: Expected) -> No
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("name", "options"), [("ovis 2", CHUNKS), ("llava-next", {}), ("idefics 2", {})], ids=str
+    ("name", "options"),
+    [
+        pytest.param("ovis 2", CHUNKS, id="ovis 2"),
+        pytest.param("llava-next", {}, id="llava-next", marks=pytest.mark.full),
+        pytest.param("idefics 2", {}, id="idefics 2", marks=pytest.mark.full),
+    ],
 )
 async def test_images_equal_transformers(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     await check(tmp_path, options, make(FAMILIES[name], tmp_path, A, B))

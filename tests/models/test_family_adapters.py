@@ -96,6 +96,7 @@ SPLIT = (
 )
 
 
+@pytest.mark.full
 def test_two_ranks(tmp_path: Path) -> None:
     folders = [make_checkpoint(family, tmp_path / family) for family in SPLIT]
     adapters = [

@@ -41,6 +41,7 @@ def made(kind: str, folder: Path) -> tuple[Path, Path | None, Speculation]:
     return target, draft, structs.replace(spec, draft_model=model)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["STANDALONE", "EAGLE3", "EAGLE with a token map", "NEXTN"])
 @pytest.mark.parametrize("has_backup", [False, True], ids=["alone", "with the target"])
 def test_a_backup_needs_no_checkpoint(

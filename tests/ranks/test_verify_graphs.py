@@ -306,7 +306,7 @@ def test_places_of_accepted_tokens(folder: Path) -> None:
     assert sampled.width == 3 and places.tolist() == [0, 3, 4] and counts.tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3"])
+@pytest.mark.parametrize("algorithm", [pytest.param("STANDALONE", marks=pytest.mark.full), "EAGLE3"])
 def test_on_two_ranks(algorithm: str, tmp_path: Path) -> None:
     """Both replay the same graphs, of the draft model's passes and of the verification, with the same
     tokens."""

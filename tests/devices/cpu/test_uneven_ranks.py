@@ -70,6 +70,7 @@ def test_heads_channels_and_vocabularies(tmp_path: Path, run_ranks: RunRanks) ->
     same_as_transformers((2, 3, 4), MODELS, tmp_path, run_ranks)
 
 
+@pytest.mark.full
 def test_norms_over_the_heads_of_all_ranks(tmp_path: Path, run_ranks: RunRanks) -> None:
     same_as_transformers((2, 4), NORMED, tmp_path, run_ranks)
 

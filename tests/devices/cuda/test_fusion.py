@@ -199,8 +199,11 @@ def test_work_is_listed(window: int) -> None:
 
 @pytest.mark.parametrize(
     "scores",
-    [Scores(0.2), Scores(0.2, window=90), Scores(0.2, sinks=torch.arange(8.0) / 4)],
-    ids=["plain", "window", "sinks"],
+    [
+        pytest.param(Scores(0.2), id="plain", marks=pytest.mark.full),
+        pytest.param(Scores(0.2, window=90), id="window", marks=pytest.mark.full),
+        pytest.param(Scores(0.2, sinks=torch.arange(8.0) / 4), id="sinks"),
+    ],
 )
 def test_listed_decodes(scores: Scores) -> None:
     """One long row and short ones, as without a list; twice: counters are zeros between launches."""
