@@ -17,7 +17,12 @@ from tests.e2e.test_exact import COUNT, run_all
 from tests.metrics.read import sample
 from tests.models.make import make_checkpoint
 
-pytestmark = [pytest.mark.ascend, pytest.mark.lenient, pytest.mark.anyio, pytest.mark.usefixtures("forked_children")]
+pytestmark = [
+    pytest.mark.ascend,
+    pytest.mark.lenient,
+    pytest.mark.anyio,
+    pytest.mark.usefixtures("forked_children"),
+]
 
 SCALE = 0.03  # of layer 0; those behind it have larger ones
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

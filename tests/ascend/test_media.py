@@ -14,7 +14,12 @@ from tests.e2e.image_engine import COUNT, Images
 from tests.models.make_media import PLACEHOLDER, VIDEO_PLACEHOLDER, picture
 from tests.models.make_qwen3_vl import greedy_qwen3_vl, make_qwen3_vl
 
-pytestmark = [pytest.mark.ascend, pytest.mark.lenient, pytest.mark.anyio, pytest.mark.usefixtures("forked_children")]
+pytestmark = [
+    pytest.mark.ascend,
+    pytest.mark.lenient,
+    pytest.mark.anyio,
+    pytest.mark.usefixtures("forked_children"),
+]
 
 TEXT, MORE = list(b"what is"), list(b" and this? ")
 A, B, SMALL = picture(1, 40, 60), picture(2, 90, 30), picture(3, 7, 9)
