@@ -90,7 +90,7 @@ async def receive_pages(port: int, num_pages: int) -> float:
 
 
 def send_plain(connection: socket.socket, num_pages: int) -> None:
-    """The same bytes of the same memory, without anything else."""
+    """Sends the bytes of the pages from where they lie, without anything else."""
     pages = host(num_pages)
     for _ in range(ROUNDS):
         connection.recv(1)

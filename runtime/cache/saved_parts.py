@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 
 class SavedParts:
-    """Of the steps in flight."""
+    """By step in flight and rank, how many parts of the pages that it computes are saved."""
 
     def __init__(self) -> None:
         self._by_step: dict[int, dict[int, int]] = {}

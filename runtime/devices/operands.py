@@ -150,12 +150,13 @@ class FusedOps(Protocol):
     def quantized_norm(
         self, x: "Tensor", residual: "Tensor", weight: "Tensor", eps: float, feeds: object
     ) -> "tuple[Tensor, Tensor] | None":
-        """As `add_rms_norm` where nothing but Ops.linear with the packed weight `feeds` reads the norm, which
-        may therefore be the integers that this product takes. None: the device has no such launch."""
+        """The results of `add_rms_norm` where Ops.linear with the packed weight `feeds` alone reads the norm,
+        which may therefore be the integers that this product takes. None: the device has no such launch."""
         ...
 
     def quantized_act(self, x: "Tensor", kind: "Gate", feeds: object) -> "Tensor | None":
-        """As `act_and_mul`, for one reader as of `quantized_norm`."""
+        """The result of `act_and_mul` where Ops.linear with the packed weight `feeds` alone reads it, which
+        may therefore be the integers that this product takes. None: the device has no such launch."""
         ...
 
     def gated_product(self, x: "Tensor", packed: object, kind: "Gate") -> "Tensor | None":

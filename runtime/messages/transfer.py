@@ -152,7 +152,7 @@ class PagesAt(Struct, frozen=True, array_like=True, tag=True):
 
 
 class PartsAt(Struct, frozen=True, array_like=True, tag=True):
-    """As Parts, for pages that lie at these places of Memory until Taken."""
+    """Some parts of pages are saved, and lie at these places of Memory until Taken."""
 
     places: tuple[int, ...]
     section: Section

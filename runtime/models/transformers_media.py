@@ -99,7 +99,7 @@ def text_model(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def outermost(model: PreTrainedModel, text: nn.Module, called: Sequence[nn.Module]) -> nn.Module:
-    """Of the modules that were `called`, in their order, the first that has the text model and no head: what
+    """The first of the modules that were `called`, in their order, that has the text model and no head: what
     follows it makes logits of its output."""
     head = model.get_output_embeddings()
     for module in called:

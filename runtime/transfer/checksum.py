@@ -14,7 +14,7 @@ _BLOCK_BYTES = 8 * BLOCK_WORDS
 
 
 class Checksum:
-    """Of bytes that come one after the other, however they are divided."""
+    """The checksum of bytes that come one after the other, however they are divided."""
 
     def __init__(self) -> None:
         self._value = 0

@@ -213,13 +213,13 @@ class _Out:
                 pin.release()
 
     def next_section(self, stage: int, first: int, end: int, count: int) -> Section:
-        """As many of these parts of `count` pages as one message has, one at least."""
+        """The parts from `first` to `end`, of `count` pages, that go into one message: one at least."""
         sums = accumulate(size * self._num_ranks * count for size in self.stages[stage][first:end])
         num_parts = sum(num_bytes <= PORTION_BYTES for num_bytes in sums)
         return Section(stage, first, first + max(1, num_parts))
 
     async def section(self, pins: list[Pin], section: Section) -> None:
-        """As `pages`, of a section of pages that stay pinned."""
+        """Sends a section of pages, or where it lies, and leaves them pinned. Raises LinkError."""
         hosts = [pin.host for pin in pins]
         if self._is_read:
             await self._wire.send(PartsAt(tuple(hosts), section))

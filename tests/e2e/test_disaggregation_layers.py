@@ -30,7 +30,7 @@ ANSWERS: Decoder[Any] = Decoder(ToDecode)
 
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Of servers whose ranks say of each layer that it is saved."""
+    """Options of servers whose ranks say of each layer that it is saved."""
     monkeypatch.setattr(host, "NOTICE_BYTES", 1)
     return key_options(tmp_path, KEY)
 

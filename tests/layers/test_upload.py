@@ -8,7 +8,7 @@ from runtime.layers.upload import ALIGNED, PackedUpload
 
 
 def test_all_arrays_travel_in_one_copy() -> None:
-    """Of any dtypes and shapes, at addresses that kernels are compiled for."""
+    """Arrays of any dtypes and shapes arrive at addresses that kernels are compiled for."""
     upload, given = PackedUpload(torch.device("cpu")), np.arange(5, dtype=np.int32)
     given.flags.writeable = False
     arrays = [given, np.ones((2, 3), np.float32), np.empty((0, 4), np.int64), np.array([0.1, 0.2])]

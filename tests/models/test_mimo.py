@@ -47,7 +47,7 @@ def publish(folder: Path, **changes: Any) -> None:
 
 
 def test_the_makers_files(tmp_path: Path) -> None:
-    """The same configuration and the same numbers."""
+    """Configuration and numbers are those that were written."""
     folder = make_checkpoint("mimo_v2", tmp_path)
     wanted, before = read_config(folder), log_probabilities(folder)[0]
     publish(folder)

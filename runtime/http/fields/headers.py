@@ -46,7 +46,7 @@ def read_headers(headers: Headers) -> RequestHeaders:
 
 
 def _traceparent(headers: Headers) -> str:
-    """As W3C Trace Context asks, a header of another form is none."""
+    """The header `traceparent` of W3C Trace Context; one of another form counts as none."""
     value = headers.get(TRACEPARENT, "")
     return value if len(value) <= MAX_CHARS else ""
 

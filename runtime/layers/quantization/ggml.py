@@ -166,7 +166,8 @@ def _tq2_0(blocks: Tensor) -> Tensor:
 
 
 def _from_tables(name: str, blocks: Tensor) -> Tensor:
-    """As a reader, by the tables of the package `gguf`, without which files of these types are refused."""
+    """The numbers of blocks of the type `name`, float32, by the tables of the package `gguf`, without which
+    files of these types are refused."""
     gguf = import_module("gguf")
     numbers = gguf.quants.dequantize(blocks.contiguous().numpy(), gguf.GGMLQuantizationType[name])
     return torch.from_numpy(numbers).float()

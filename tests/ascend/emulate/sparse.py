@@ -74,7 +74,7 @@ def seen_keys(mode: int, queries: int, length: int) -> Tensor:
 def best_positions(
     query: Tensor, key: Tensor, weights: Tensor, where: list[tuple[slice, int, Tensor]], count: int, mode: int
 ) -> Tensor:
-    """Of each query the positions of the `count` keys with the largest sum over heads of weight * relu(q k),
+    """For each query the positions of the `count` keys with the largest sum over heads of weight * relu(q k),
     then -1: int32 [T, 1, count]. `where`: of `sequences`."""
     found = torch.full((query.shape[0], 1, count), -1, dtype=torch.int32)
     for rows, length, pages in where:
