@@ -101,7 +101,7 @@ class PackedUpload:
             buffer = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=True)
             host = buffer.numpy()
         else:
-            host = np.empty(begins[-1], np.uint8)
+            host = np.empty(max(begins[-1], 1), np.uint8)  # nothing has no view of another dtype
             buffer = torch.from_numpy(host)
         for one, begin, size in zip(packed, begins, sizes, strict=False):
             host[begin : begin + size].view(one.dtype)[:] = one.array.ravel()

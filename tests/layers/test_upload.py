@@ -45,3 +45,9 @@ def test_memory_of_a_device_is_reached_from_pinned_memory(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "empty", pinned)
     one, other = upload.int64(np.arange(3)), upload.add(np.ones(2, np.float32))
     assert one.tensor.device.type == "meta" and other.tensor.shape == (2,) and asked == [True]
+
+
+def test_arrays_of_nothing_travel() -> None:
+    upload = PackedUpload(torch.device("cpu"))
+    nothing = upload.int64(np.empty(0, np.int32))
+    assert nothing.tensor.shape == (0,) and nothing.tensor.dtype == torch.int64
