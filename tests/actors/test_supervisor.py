@@ -70,9 +70,8 @@ async def test_kills_at_random_moments_change_no_token(options: dict[str, Any]) 
                     and sum(map(len, answers.values())) >= kills[0]
                     and engine._core.health().state == "ready"
                 ):
-                    with suppress(
-                        ProcessLookupError
-                    ):  # it was killed before, which is not known yet: next time
+                    # it may have been killed before, which is not known yet
+                    with suppress(ProcessLookupError):
                         kill(engine, random.randrange(len(engine._core.replicas[0].supervisor.ranks.pids)))
                         kills.pop(0)
 
