@@ -15,8 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -27,16 +30,18 @@ PART_S = 540.0
 FILE = "gpu.jsonl"
 # tests of whole engines, which take the GPU where there is one
 ENGINES = "exact recovery draft_models speculation adapters host_tier hybrid images windows drafts"
-PROCESSES = 16  # that compile and run kernels' tests beside each other
+KERNELS, ENGINES_AT_ONCE = 10, 4  # processes of tests that run beside each other
 
 
 class Section(Struct, frozen=True):
-    """A process. It is started if at least `least_s` of the part's time are left, and ends after `most_s`."""
+    """A process. It is started if at least `least_s` of the part's time are left, and ends after `most_s`.
+    One that runs `beside` the section ahead of it starts together with it: tests do, benches never."""
 
     name: str
     command: tuple[str, ...]  # of Python's -m
     least_s: float
     most_s: float
+    beside: bool = False
 
     @property
     def is_bench(self) -> bool:
@@ -44,15 +49,15 @@ class Section(Struct, frozen=True):
         return self.command[0].startswith("bench.")
 
 
-def tests(name: str, words: str, least_s: float, most_s: float, *more: str) -> Section:
+def tests(name: str, words: str, most_s: float, *more: str, beside: bool = False) -> Section:
     """Tests; warnings of other installed packages do not count."""
     plugins = "-p no:cacheprovider -p no:benchmark -W default"
-    return Section(name, ("pytest", "-q", *plugins.split(), *words.split(), *more), least_s, most_s)
+    return Section(name, ("pytest", "-q", *plugins.split(), *words.split(), *more), 30, most_s, beside)
 
 
-def spread() -> tuple[str, ...]:
+def spread(processes: int) -> tuple[str, ...]:
     """Options of pytest that compile kernels in parallel, where its plugin is installed."""
-    return ("-n", str(min(PROCESSES, os.cpu_count() or 1))) if find_spec("xdist") else ()
+    return ("-n", str(min(processes, os.cpu_count() or 1))) if find_spec("xdist") else ()
 
 
 def parts() -> dict[str, list[Section]]:
@@ -65,14 +70,14 @@ def parts() -> dict[str, list[Section]]:
     one_card = " and ".join(f"not {word}" for word in unfit.split())
     return {
         "A": [
-            tests("kernels are right", kernels, 30, 180, *chosen, *spread()),
-            tests("ranks are right", "tests/cuda --durations=5", 20, 110, "-m", "cuda"),
-            Section("fusion", ("bench.gpu_fusion",), 40, 110),
+            tests("kernels are right", kernels, 200, *chosen, *spread(KERNELS)),
+            tests("ranks are right", "tests/cuda --durations=5", 200, "-m", "cuda", beside=True),
+            tests("engines are right", engines, 200, "-k", one_card, *spread(ENGINES_AT_ONCE), beside=True),
+            Section("fusion", ("bench.gpu_fusion",), 40, 140),
             Section("http", ("bench.gpu_serve",), 60, 140),
         ],
         "B": [
             Section("whole steps", ("bench.gpu_steps",), 40, 200),
-            tests("engines are right", engines, 20, 100, "-k", one_card, *spread()),
             Section("idle", ("bench.gpu_idle",), 30, 60),
             Section("products and experts", ("bench.gpu_gemm",), 30, 80),
             Section("tuning", ("bench.gpu_tuning",), 30, 50),
@@ -82,26 +87,48 @@ def parts() -> dict[str, list[Section]]:
     }
 
 
-def run(sections: Sequence[Section], lines: Lines, part_s: float, *, is_dry: bool) -> list[str]:
-    """Runs sections one after the other within `part_s`. -> the names of those that failed, were cut off or
+def run(
+    sections: Sequence[Section], lines: Lines, folder: Path, part_s: float, *, is_dry: bool
+) -> list[str]:
+    """Runs sections one after the other, but for those that run beside others, within `part_s`. What the
+    latter print goes to files of their names in `folder`. -> the names of those that failed, were cut off or
     had no time left"""
     end_s, bad = time.monotonic() + part_s, []
-    for section in sections:
+    for together in groups(sections):
         left_s = end_s - time.monotonic()
-        if left_s < section.least_s:
-            result = f"skipped: {left_s:.0f} s are left"
+        if left_s < max(one.least_s for one in together):
+            results = [f"skipped: {left_s:.0f} s are left"] * len(together)
         else:
-            result = _run_one(section, min(section.most_s, left_s), is_dry=is_dry)
-        lines.write("run", section.name, result)
-        if not result.startswith("done"):
-            bad.append(section.name)
+            limits = [min(one.most_s, left_s) for one in together]
+            logs = [None if len(together) == 1 else folder / f"{one.name}.txt" for one in together]
+            with ThreadPoolExecutor(len(together)) as pool:
+                results = list(pool.map(partial(_run_one, is_dry=is_dry), together, limits, logs))
+        for section, result in zip(together, results, strict=True):
+            lines.write("run", section.name, result)
+            if not result.startswith("done"):
+                bad.append(section.name)
     return bad
 
 
-def _run_one(section: Section, limit_s: float, *, is_dry: bool) -> str:
+def groups(sections: Sequence[Section]) -> list[list[Section]]:
+    """Sections by what runs at the same time, in their order."""
+    found: list[list[Section]] = []
+    for section in sections:
+        if section.beside and found:
+            found[-1].append(section)
+        else:
+            found.append([section])
+    return found
+
+
+def _run_one(section: Section, limit_s: float, log: Path | None, *, is_dry: bool) -> str:
     command = [sys.executable, "-m", *section.command, *(["--dry"] if is_dry else [])]
     begin_s = time.monotonic()
-    with subprocess.Popen(command, process_group=0) as process:
+    with ExitStack() as stack:
+        output = None if log is None else stack.enter_context(log.open("w"))
+        process = stack.enter_context(
+            subprocess.Popen(command, process_group=0, stdout=output, stderr=output)
+        )
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -122,11 +149,12 @@ def main() -> int:
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--seconds", type=float, default=PART_S, help="time for each part")
     args = parser.parse_args()
-    lines = Lines(None if args.dry else results_folder() / FILE)
+    folder = results_folder()
+    lines = Lines(None if args.dry else folder / FILE)
     bad: list[str] = []
     for part in args.parts:
         sections = [one for one in parts()[part] if one.is_bench or not args.dry]
-        bad += run(sections, lines, args.seconds, is_dry=args.dry)
+        bad += run(sections, lines, folder, args.seconds, is_dry=args.dry)
     if bad:
         print(f"not done: {', '.join(bad)}", file=sys.stderr)
     return int(bool(bad))
