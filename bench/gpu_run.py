@@ -100,7 +100,7 @@ def run(
             results = [f"skipped: {left_s:.0f} s are left"] * len(together)
         else:
             limits = [min(one.most_s, left_s) for one in together]
-            logs = [None if len(together) == 1 else folder / f"{one.name}.txt" for one in together]
+            logs = [None if len(together) == 1 else folder / f"{one.name.replace(" ", "_")}.txt" for one in together]
             with ThreadPoolExecutor(len(together)) as pool:
                 results = list(pool.map(partial(_run_one, is_dry=is_dry), together, limits, logs))
         for section, result in zip(together, results, strict=True):

@@ -65,7 +65,7 @@ def test_sections_cost_each_other_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert found["fails"].startswith("failed with exit code 1 in")
     assert found["works"].startswith("done in")
     assert found["hangs"] == "cut off after 6 s" and found["has no time"].startswith("skipped: ")
-    assert "no_such_module" in (tmp_path / "fails beside it.txt").read_text()
+    assert "no_such_module" in (tmp_path / "fails_beside_it.txt").read_text()
     other = Path(f"/proc/{pid_file.read_text()}/stat")
     assert not other.exists() or other.read_text().split()[2] in "ZX"
 
