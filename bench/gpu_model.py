@@ -294,6 +294,7 @@ class Model:
     def close(self) -> None:
         """Closes the rank and frees its memory."""
         self.runner.close()
+        gc.unfreeze()  # a rank freezes what its start has made
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -30,7 +30,7 @@ PART_S = 540.0
 FILE = "gpu.jsonl"
 # tests of whole engines, which take the GPU where there is one
 ENGINES = "exact recovery draft_models speculation adapters host_tier hybrid images windows drafts"
-KERNELS, ENGINES_AT_ONCE = 10, 4  # processes of tests that run beside each other
+KERNELS, ENGINES_AT_ONCE = 14, 12  # processes of tests that run beside each other
 
 
 class Section(Struct, frozen=True):
@@ -72,7 +72,7 @@ def parts() -> dict[str, list[Section]]:
         "A": [
             tests("kernels are right", kernels, 200, *chosen, *spread(KERNELS)),
             tests("ranks are right", "tests/cuda --durations=5", 200, "-m", "cuda", beside=True),
-            tests("engines are right", engines, 200, "-k", one_card, *spread(ENGINES_AT_ONCE), beside=True),
+            tests("engines are right", engines, 150, "-v", "-k", one_card, *spread(ENGINES_AT_ONCE)),
             Section("fusion", ("bench.gpu_fusion",), 40, 140),
             Section("http", ("bench.gpu_serve",), 60, 140),
         ],
@@ -100,7 +100,8 @@ def run(
             results = [f"skipped: {left_s:.0f} s are left"] * len(together)
         else:
             limits = [min(one.most_s, left_s) for one in together]
-            logs = [None if len(together) == 1 else folder / f"{one.name.replace(" ", "_")}.txt" for one in together]
+            names = [f"{one.name}.txt".replace(" ", "_") for one in together]
+            logs = [folder / name if len(names) > 1 else None for name in names]
             with ThreadPoolExecutor(len(together)) as pool:
                 results = list(pool.map(partial(_run_one, is_dry=is_dry), together, limits, logs))
         for section, result in zip(together, results, strict=True):

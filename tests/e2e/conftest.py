@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
+from runtime.options import facts
 from runtime.scheduling.speculation.pace import Pace
 from tests.models.make import make_checkpoint
 
@@ -17,6 +19,12 @@ Generate = Callable[[str, list[int], int], list[int]]
 @pytest.fixture(scope="module", autouse=True)
 def _ranks_start_fast(forked_children: None) -> None:
     """An import of torch by each rank would take most of the time of these tests."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engines_share_a_gpu() -> None:
+    """Several processes of tests take the same GPU, where there is one."""
+    facts.DEVICES["cuda"] = replace(facts.DEVICES["cuda"], memory_fraction=0.05)
 
 
 @pytest.fixture

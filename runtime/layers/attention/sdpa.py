@@ -366,6 +366,16 @@ def attend_extend(
         out[at : at + num] = part.permute(2, 0, 1, 3).flatten(1, 2)
 
 
+def aligned(mask: Tensor) -> Tensor:
+    """A mask each of whose rows begins at a multiple of 16 bytes, as torch's kernels of GPUs read them. They do
+    not check it: the corner of a larger mask ended a process on an H100 (misaligned address)."""
+    step, *others = 16 // mask.itemsize, *mask.stride()[:-1]
+    if mask.data_ptr() % 16 == 0 and mask.stride(-1) == 1 and not any(stride % step for stride in others):
+        return mask
+    length = mask.shape[-1]
+    return mask.new_empty(*mask.shape[:-1], -(-length // step) * step)[..., :length].copy_(mask)
+
+
 def scaled_attention(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores, sinks: Tensor | None
 ) -> Tensor:
@@ -373,6 +383,8 @@ def scaled_attention(
     dimensions of the scores, and `mask` has linear biases by distance, if there are any. torch's kernels know
     neither caps nor sinks, and round biases: with one of them the scores are materialized, in float32."""
     if not scores.cap and sinks is None and scores.slopes is None:
+        if mask is not None and not mask.is_cpu:
+            mask = aligned(mask)
         return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scores.scale)
     products = torch.matmul(q.float(), keys.float().transpose(-1, -2)) * scores.scale
     if scores.cap:

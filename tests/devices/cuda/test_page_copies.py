@@ -137,6 +137,7 @@ def test_pages_come_back_as_they_were(layout: str, dim: int, opened: Any) -> Non
     ]
 
 
+@pytest.mark.skipif(HAS_GPU, reason="pages of the cpu")
 def test_steps_wait_for_saves_of_the_pages_that_they_write_to(opened: Any) -> None:
     made, streams, *_ = opened("layer_first")
     made.save(index(5, 2), index(0, 4))
