@@ -23,11 +23,11 @@ from runtime.devices.cuda.interpret import use_interpreter
 SHAPE = "llama-3.1-8b"
 SETTINGS: dict[str, dict[str, Any]] = {
     "safe": {"kernel_fusion": "safe"},
-    "off": {"kernel_fusion": "off"},
     "all": {"kernel_fusion": "all"},
-    "safe, listed decodes": {"kernel_fusion": "safe", "lists_work": True},
+    "all, listed decodes": {"kernel_fusion": "all", "lists_work": True},
     "safe, products of few rows": {"kernel_fusion": "safe", "gemv_rows": 8},
     "the same, early starts": {"kernel_fusion": "safe", "gemv_rows": 8, "starts_early": True},
+    "everything": {"kernel_fusion": "all", "gemv_rows": 8, "starts_early": True, "lists_work": True},
 }
 DECODES = ((1, 2048), (8, 2048), (64, 2048))
 LONG = 32_768  # tokens of the one long sequence of a step whose others are short

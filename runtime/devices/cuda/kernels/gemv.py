@@ -2,8 +2,9 @@
 reading the weight, and tensor cores want at least sixteen rows.
 
 A program has N outputs and walks the inputs K at a time, with the next numbers of the weight on their way
-while it multiplies. Nothing that runs before writes to the weight, so with EARLY the first numbers are
-on their way before the kernel ahead has ended (launch.py).
+while it multiplies. Of one row each thread keeps sums of its own to the end; of more there is no room for
+them, and they are summed at every K. Nothing that runs before writes to the weight, so with EARLY the first
+numbers are on their way before the kernel ahead has ended (launch.py).
 """
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from runtime.devices.cuda.kernels.launch import Gpu, await_inputs, launch_options, starts_early
 
-N = 8  # outputs of a program, or half of them where it has gates
-K = 512  # inputs at a time
+# rows up to: outputs of a program (half of them where it has gates), inputs at a time, warps
+TILES = {1: (8, 512, 4), 8: (8, 512, 4)}
 
 
 @triton.jit
@@ -61,8 +62,9 @@ def gemv_kernel(
     ahead = _weights(at, 0, ins, is_out, K)
     up_ahead = _weights(up_at, 0, ins, is_out, K) if GATED else ahead
     await_inputs(EARLY)
-    acc = tl.zeros((ROWS, N), tl.float32)
-    up_acc = tl.zeros((ROWS, N), tl.float32)
+    WIDE: tl.constexpr = ROWS == 1
+    acc = tl.zeros((N, K) if WIDE else (ROWS, N), tl.float32)
+    up_acc = tl.zeros((N, K) if WIDE else (ROWS, N), tl.float32)
     for begin in tl.range(0, ins, K):
         weights, up_weights = ahead.to(tl.float32), up_ahead.to(tl.float32)
         ahead = _weights(at, begin + K, ins, is_out, K)
@@ -71,9 +73,13 @@ def gemv_kernel(
         for row in tl.static_range(ROWS):
             is_there = (inside < ins) & (row < count)
             values = tl.load(x + row * stride + inside, mask=is_there, other=0.0).to(tl.float32)
-            acc = _add_product(acc, weights, values, row)
-            if GATED:
+            acc = acc + weights * values[None, :] if WIDE else _add_product(acc, weights, values, row)
+            if GATED and WIDE:
+                up_acc += up_weights * values[None, :]
+            elif GATED:
                 up_acc = _add_product(up_acc, up_weights, values, row)
+    if WIDE:
+        acc, up_acc = tl.sum(acc, 1)[None, :], tl.sum(up_acc, 1)[None, :]
     if GATED:
         acc = acc / (1.0 + tl.exp(-acc)) * up_acc
     if HAS_BIAS:
@@ -95,7 +101,8 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, gpu: Gpu, *, is_gated: 
     x = x if x.stride(-1) == 1 else x.contiguous()
     outs = len(weight) // 2 if is_gated else len(weight)
     out = x.new_empty(len(x), outs)
-    tile = N // 2 if is_gated else N
+    most, inputs, warps = next(tile for rows, tile in TILES.items() if len(x) <= rows)
+    tile = most // 2 if is_gated else most
     early = starts_early(gpu)
     gemv_kernel[(triton.cdiv(outs, tile),)](
         out,
@@ -111,8 +118,8 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, gpu: Gpu, *, is_gated: 
         HAS_BIAS=bias is not None,
         EARLY=early,
         N=tile,
-        K=K,
-        num_warps=4,
+        K=inputs,
+        num_warps=warps,
         **launch_options(early=early),
     )
     return out
