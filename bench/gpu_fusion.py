@@ -22,7 +22,6 @@ from runtime.devices.cuda.interpret import use_interpreter
 
 SHAPE = "llama-3.1-8b"
 SETTINGS: dict[str, dict[str, Any]] = {
-    "safe": {"kernel_fusion": "safe"},
     "all": {"kernel_fusion": "all"},
     "all, listed decodes": {"kernel_fusion": "all", "lists_work": True},
     "safe, products of few rows": {"kernel_fusion": "safe", "gemv_rows": 8},
@@ -60,7 +59,7 @@ def measure(bench: Bench, name: str, options: dict[str, Any], figures: Figures) 
             (", one long", one_long, GREEDY),
         )
         # the interpreter is slow, and these differ in their numbers alone
-        for label, lengths, sampling in variants[:1] if bench.is_dry and name != "safe" else variants:
+        for label, lengths, sampling in variants[:1] if bench.is_dry and name != "all" else variants:
             model.begin(lengths, 2 * steps, sampling)
             seconds = model.decode(count, steps)
             least = model.read_bytes(count) + sum(lengths) * model.kv_bytes

@@ -49,25 +49,22 @@ def cublas_of(name: str) -> Callable[[Any, Any], Any]:
 
 
 @contextmanager
-def each_tile() -> Iterator[Iterator[tuple[int, int, int]]]:
-    """The tiles, each of which is the kernel's while the caller is at it."""
-    from runtime.devices.cuda.kernels import gemv as module
-
-    before = module.TILES
-
-    def tiles() -> Iterator[tuple[int, int, int]]:
-        for tile in TILES:
-            module.TILES = {max(ROWS): tile}
-            yield tile
-
+def set_table(module: Any, **values: Any) -> Iterator[None]:
+    """Other values of a module's tables, for as long as the context is open."""
+    before = {name: getattr(module, name) for name in values}
+    for name, value in values.items():
+        setattr(module, name, value)
     try:
-        yield tiles()
+        yield
     finally:
-        module.TILES = before
+        for name, value in before.items():
+            setattr(module, name, value)
 
 
 def products(bench: Bench, gpu: Any, name: str, shape: tuple[int, int], rows: int) -> dict[str, Any]:
     """Microseconds of a product, and the share of the bandwidth: cuBLAS's, and ours by tile."""
+    from runtime.devices.cuda.kernels import gemv as gemv_module
+
     outs, ins = (64, 128) if bench.is_dry else shape
     num_bytes = outs * ins * 2
     copies = 1 if bench.is_dry else -(-COPIES_BYTES // num_bytes)
@@ -82,8 +79,8 @@ def products(bench: Bench, gpu: Any, name: str, shape: tuple[int, int], rows: in
         }
 
     found: dict[str, Any] = {"cublas": timed(cublas_of(name))}
-    with each_tile() as tiles:
-        for tile in tiles:
+    for tile in TILES:
+        with set_table(gemv_module, TILES={max(ROWS): tile}):
             key = "x".join(map(str, tile))
             try:
                 found[key] = timed(product_of(name, gpu))
@@ -95,14 +92,15 @@ def products(bench: Bench, gpu: Any, name: str, shape: tuple[int, int], rows: in
 
 def compile_one(name: str, rows: int) -> None:
     """Launches every variant of a product once: Triton keeps what it compiles on disk."""
+    from runtime.devices.cuda.kernels import gemv as gemv_module
     from runtime.devices.cuda.kernels.launch import gpu_of
 
     torch_device = torch.device("cuda")
     outs, ins = LINEARS[name]
     weight = torch.zeros(outs, ins, dtype=torch.bfloat16, device=torch_device)
     x = torch.zeros(rows, ins, dtype=torch.bfloat16, device=torch_device)
-    with each_tile() as tiles:
-        for tile in tiles:
+    for tile in TILES:
+        with set_table(gemv_module, TILES={max(ROWS): tile}):
             try:
                 product_of(name, gpu_of(torch_device))(x, weight)
             except Exception as error:
