@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
@@ -39,6 +40,8 @@ from runtime.devices.cuda.kernels.launch import (
 )
 from runtime.layers.upload import upload
 
+PLAIN_PAGE = 64  # tokens of which pages hold a multiple, so that tiles read with TMA lie in one
+PLAIN_ROPE = 64  # numbers of the rotary part of keys beside latents
 MERGE_BLOCK = 512  # numbers of a result that a program of merge_splits_kernel computes
 MOST_COUNTERS = 1 << 15  # rows times KV heads of a listed launch
 # a page that holds any sequence: for keys that are contiguous, of as many heads as there is memory for
@@ -198,14 +201,32 @@ class _Result(NamedTuple):
     counters: Tensor | None
 
 
+def _is_plain(
+    keys: Tensor, values: Tensor, ropes: Tensor | None, plan: AttentionPlan, scores: Scores
+) -> bool:
+    """Whether tiles of every form apply; see select_tile."""
+    has_forms = scores.window > 0 or scores.cap > 0 or scores.slopes is not None
+    are_blocks = keys.shape[2] == values.shape[2] and (ropes is None or ropes.shape[2] == PLAIN_ROPE)
+    are_pages = plan.page_size % PLAIN_PAGE == 0 and len(keys) % plan.page_size == 0
+    return are_pages and are_blocks and not has_forms and keys.dtype not in FP8_KINDS
+
+
 def _grid_of(
-    q: Tensor, keys: Tensor, dim: int, launch: AttentionLaunch, window: int, gpu: Gpu, counters: Tensor | None
+    q: Tensor,
+    keys: Tensor,
+    dim: int,
+    launch: AttentionLaunch,
+    window: int,
+    gpu: Gpu,
+    counters: Tensor | None,
+    *,
+    is_plain: bool,
 ) -> _Grid:
     """`counters`: of parts that are listed; None: nothing is."""
     kv_heads = keys.shape[1]
     group = q.shape[1] // kv_heads
     max_queries = 1 if launch.ends is None else int(launch.ends[1].max())
-    tile = select_tile(max_queries * group, dim, q.itemsize, gpu)
+    tile = select_tile(max_queries * group, dim, q.itemsize, gpu, is_plain=is_plain)
     heads = min(group, tile.m)
     columns = kv_heads * triton.cdiv(group, heads)
     rows = launch.num_queries
@@ -242,7 +263,10 @@ def launch_attention(
     """
     dim_v = values.shape[2]
     dim = max(keys.shape[2], dim_v)
-    grid = _grid_of(q, keys, dim, launch, scores.window, gpu, counters if lists else None)
+    is_plain = _is_plain(keys, values, ropes, plan, scores)
+    grid = _grid_of(
+        q, keys, dim, launch, scores.window, gpu, counters if lists else None, is_plain=is_plain
+    )
     if grid.is_listed:
         parts = q.new_empty(grid.num_tiles, q.shape[1], dim_v, dtype=torch.float32)
         result = _Result(parts, parts.new_empty(parts.shape[:2]), out, counters)
@@ -272,6 +296,22 @@ def launch_attention(
     )
 
 
+def _cache_arguments(
+    caches: list[Tensor | None], plan: AttentionPlan, tile: Tile
+) -> list[Tensor | TensorDescriptor]:
+    """Keys, values and rotary parts as the kernel takes them; keys in place of rotary parts that there are
+    not."""
+    found = [x for x in caches if x is not None]
+    arguments: list[Tensor | TensorDescriptor] = [*found]
+    if tile.walk.tma:
+        pages = [x.flatten(1).unflatten(0, (-1, plan.page_size)) for x in found]
+        dims = [x.shape[2] for x in found]
+        arguments = [
+            TensorDescriptor.from_tensor(x, [1, tile.n, dim]) for x, dim in zip(pages, dims, strict=True)
+        ]
+    return arguments if len(found) == len(caches) else [*arguments, arguments[0]]
+
+
 def _launch_kernel(
     result: _Result,
     q: Tensor,
@@ -286,7 +326,7 @@ def _launch_kernel(
     gpu: Gpu,
 ) -> None:
     fp8, dot = cache_formats(keys.dtype, q.dtype, gpu)
-    early = starts_early(gpu)
+    early, walk = starts_early(gpu), grid.tile.walk
     caches = [x if not fp8 or x is None else x.view(torch.uint8) for x in (keys, values, ropes)]
     table, rows = plan.page_tables[-1 if scores.window else 0], launch.rows
     queries = q if q_rope is None else q_rope
@@ -294,7 +334,7 @@ def _launch_kernel(
     blocks = [next_power_of_2(dim, 16) for dim in dims]
     merged = result.out if result.merged is None else result.merged
     counters = rows if result.counters is None else result.counters
-    inputs = (q, queries, caches[0], caches[1], caches[0] if caches[2] is None else caches[2])
+    inputs = (q, queries, *_cache_arguments(caches, plan, grid.tile))
     pointers = (result.out, result.lse, merged, counters, *inputs)
     lists = (
         table,
@@ -341,7 +381,11 @@ def _launch_kernel(
         FP8=fp8,
         DOT=dot,
         EARLY=early,
+        TMA=walk.tma,
+        FOLDS=walk.folds,
+        TOGETHER=walk.together,
         num_warps=grid.tile.warps,
         num_stages=grid.tile.stages,
+        maxnreg=grid.tile.registers,
         **launch_options(early=early),
     )

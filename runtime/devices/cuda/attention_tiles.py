@@ -12,13 +12,65 @@ MAX_SPLITS = 128
 
 
 @dataclass(frozen=True, slots=True)
+class Walk:
+    """How a program walks keys, see kernels/attention_keys.py: by descriptors (TMA), which a GPU of compute
+    capability 9 has; with scores scaled in the exponent; in steps of so many tiles."""
+
+    tma: bool = False
+    folds: bool = False
+    together: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Tile:
-    """Sizes of a program: queries, keys at a time, warps, and stages of the pipeline that reads keys."""
+    """Sizes of a program: queries, keys at a time, warps, and stages of the pipeline that reads keys; and the
+    most registers of a thread, None: as many as it takes."""
 
     m: int
     n: int
     warps: int
     stages: int
+    walk: Walk = Walk()
+    registers: int | None = None
+
+
+# Tiles of plain attention on Hopper by name, which bench.gpu_attention measures beside what ran there first:
+# no window, cap, bias or 8 bits, heads of 128 or latents of 512, pages of a multiple of 64 tokens.
+PROMPTS = {
+    "scaled in the exponent": Tile(128, 64, 8, 5, Walk(folds=True)),
+    "tma": Tile(128, 64, 8, 3, Walk(tma=True, folds=True)),
+    "tma, 5 stages": Tile(128, 64, 8, 5, Walk(tma=True, folds=True)),
+    "tma, steps of 128": Tile(128, 64, 8, 3, Walk(tma=True, folds=True, together=2)),
+    "tma, 64 queries": Tile(64, 64, 4, 3, Walk(tma=True, folds=True)),
+    "tma, 64 queries, 2 stages": Tile(64, 64, 4, 2, Walk(tma=True, folds=True)),
+    "64 queries": Tile(64, 64, 4, 5, Walk(folds=True)),
+}
+DECODES = {
+    "tma, 3 stages": Tile(16, 64, 4, 3, Walk(tma=True, folds=True)),
+    "tma, 5 stages": Tile(16, 64, 4, 5, Walk(tma=True, folds=True)),
+    "tma, 7 stages": Tile(16, 64, 4, 7, Walk(tma=True, folds=True)),
+    "tma, steps of 128": Tile(16, 64, 4, 3, Walk(tma=True, folds=True, together=2)),
+}
+FEW_LATENTS = {  # up to 16 queries
+    "tma": Tile(16, 32, 4, 5, Walk(tma=True, folds=True)),
+    "tma, 64 keys": Tile(16, 64, 4, 3, Walk(tma=True, folds=True)),
+    "tma, 64 keys, 5 stages": Tile(16, 64, 4, 5, Walk(tma=True, folds=True)),
+}
+LATENTS = {
+    "tma": Tile(64, 32, 8, 3, Walk(tma=True, folds=True)),
+    "tma, 64 keys": Tile(64, 64, 8, 2, Walk(tma=True, folds=True)),
+}
+# which of them is chosen; None: what ran on a card before they were written
+CHOSEN: dict[str, Tile | None] = {"prompt": None, "decode": None, "few latents": None, "latents": None}
+
+
+def kind_of(tile_queries: int, dim: int) -> str:
+    """The kind of plain attention, a key of CHOSEN; "" for none of them."""
+    if dim == 128:
+        return "decode" if tile_queries <= 16 else "prompt" if tile_queries > 64 else ""
+    if dim == 512:
+        return "few latents" if tile_queries <= 16 else "latents"
+    return ""
 
 
 def list_query_tiles(ends: np.ndarray, tokens: int) -> np.ndarray:
@@ -34,13 +86,17 @@ def list_query_tiles(ends: np.ndarray, tokens: int) -> np.ndarray:
     return np.stack((row[order], offset[order]))
 
 
-def select_tile(tile_queries: int, dim: int, itemsize: int, gpu: Gpu) -> Tile:
+def select_tile(tile_queries: int, dim: int, itemsize: int, gpu: Gpu, *, is_plain: bool = False) -> Tile:
     """Sizes for tiles of at most `tile_queries` queries, chosen by what the compiler reports of registers and
-    shared memory (tests/devices/cuda/ahead.py).
+    shared memory (tests/devices/cuda/ahead.py). `is_plain`: no window, cap, bias or 8 bits, and pages of a
+    multiple of 64 tokens; see CHOSEN.
 
     Page ids take every second stage of the pipeline, so five stages hold two tiles of keys and values, three
     hold one.
     """
+    chosen = CHOSEN.get(kind_of(tile_queries, dim)) if is_plain and itemsize == 2 else None
+    if chosen is not None and (gpu.is_hopper or gpu == INTERPRETER):
+        return chosen
     if gpu == INTERPRETER:
         return Tile(min(next_power_of_2(tile_queries, 16), 64), 128, 4, 1)
     is_large = gpu.shared_bytes >= 200 << 10  # else three quarters of a hundred KiB must do

@@ -15,209 +15,12 @@ of layer has few variants. The output of a row without tokens is zeros. With LAT
 (absorbed MLA), and a second part of the keys is in another cache.
 """
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
+from runtime.devices.cuda.kernels.attention_keys import Cache, Queries, Sizes, Softmax, attend_keys
 from runtime.devices.cuda.kernels.attention_splits import LOG2E, NEG_INF, merge_tile
-from runtime.devices.cuda.kernels.fp8_bytes import from_fp8
 from runtime.devices.cuda.kernels.launch import await_inputs
-
-
-class Cache(NamedTuple):
-    """Pointers to the KV cache as one KV head and one row see it, and strides of its tokens in elements."""
-
-    k_cache: tl.tensor
-    v_cache: tl.tensor
-    rope_cache: tl.tensor  # rotary parts of the keys, with LATENT only
-    page_table: tl.tensor  # int32, of the row's slot
-    key_stride: tl.tensor
-    value_stride: tl.tensor
-    rope_stride: tl.tensor
-
-
-class Sizes(NamedTuple):
-    """Compile-time sizes of a program."""
-
-    WINDOW: tl.constexpr  # sliding window, 0: none
-    CAPPED: tl.constexpr
-    BIASED: tl.constexpr  # scores have linear biases by distance (ALiBi, Press et al., 2022)
-    LATENT: tl.constexpr
-    PAGE: tl.constexpr  # tokens of a page
-    M: tl.constexpr  # queries of a tile
-    N: tl.constexpr  # keys of a tile
-    DK: tl.constexpr  # head sizes of keys, values and rotary parts, and the blocks that hold them
-    DV: tl.constexpr
-    DR: tl.constexpr
-    BLOCK_K: tl.constexpr
-    BLOCK_V: tl.constexpr
-    BLOCK_R: tl.constexpr
-    FP8: tl.constexpr  # format of an 8-bit cache, "" for a cache in the queries' dtype
-    DOT: tl.constexpr  # dtype of the matrix products
-
-
-class Queries(NamedTuple):
-    """A tile of queries: [M, BLOCK_K], rotary parts [M, BLOCK_R], positions [M], score factors, and slopes of
-    biases [M]."""
-
-    q: tl.tensor
-    q_rope: tl.tensor
-    positions: tl.tensor
-    scale: tl.tensor
-    cap: tl.tensor
-    slopes: tl.tensor  # times log2(e); with BIASED only
-
-
-class Softmax(NamedTuple):
-    """State of the online softmax: weighted values [M, BLOCK_V], maximum and sum [M]."""
-
-    acc: tl.tensor
-    row_max: tl.tensor
-    row_sum: tl.tensor
-
-
-@triton.jit
-def _load_cache_tile(
-    cache: tl.tensor,
-    locations: tl.tensor,
-    stride: tl.tensor,
-    is_seen: tl.tensor,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    MASKED: tl.constexpr,
-    FP8: tl.constexpr,
-    DOT: tl.constexpr,
-) -> tl.tensor:
-    """[keys, BLOCK] of a cache, as `tl.dot` takes it."""
-    dims = tl.arange(0, BLOCK)
-    at = cache + locations[:, None] * stride + dims[None, :]
-    if MASKED:
-        if BLOCK == DIM:
-            x = tl.load(at, mask=is_seen[:, None], other=0)
-        else:
-            x = tl.load(at, mask=is_seen[:, None] & (dims < DIM)[None, :], other=0)
-    elif BLOCK == DIM:
-        x = tl.load(at)
-    else:
-        x = tl.load(at, mask=(dims < DIM)[None, :], other=0)
-    return x.to(DOT) if FP8 == "" else from_fp8(x, FP8).to(DOT)
-
-
-@triton.jit
-def _scores(
-    queries: Queries,
-    k: tl.tensor,
-    cache: Cache,
-    locations: tl.tensor,
-    key_positions: tl.tensor,
-    is_seen: tl.tensor,
-    MASKED: tl.constexpr,
-    S: tl.constexpr,
-) -> tl.tensor:
-    """Scores [M, N] of a tile of keys k [N, BLOCK_K], -inf where a query does not see a key."""
-    scores = tl.dot(queries.q, tl.trans(k), input_precision="tf32x3")
-    if S.LATENT:
-        rope = _load_cache_tile(
-            cache.rope_cache, locations, cache.rope_stride, is_seen, S.DR, S.BLOCK_R, MASKED, S.FP8, S.DOT
-        )
-        scores = tl.dot(queries.q_rope, tl.trans(rope), scores, input_precision="tf32x3")
-    scores *= queries.scale
-    if S.CAPPED:  # cap * tanh(x); x is multiplied by `scale`, and `cap` contains log2(e)
-        scores = queries.cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
-    if S.BIASED:
-        distances = key_positions[None, :] - queries.positions[:, None]
-        scores += queries.slopes[:, None] * distances.to(tl.float32)
-    if MASKED:
-        sees = is_seen[None, :] & (key_positions[None, :] <= queries.positions[:, None])
-        if S.WINDOW > 0:
-            sees = sees & (key_positions[None, :] > queries.positions[:, None] - S.WINDOW)
-        scores = tl.where(sees, scores, NEG_INF)
-    return scores
-
-
-@triton.jit
-def _attend_tiles(
-    state: Softmax,
-    queries: Queries,
-    cache: Cache,
-    begin: tl.tensor,
-    end: tl.tensor,
-    first: tl.tensor,
-    last: tl.tensor,
-    MASKED: tl.constexpr,
-    S: tl.constexpr,
-) -> Softmax:
-    """Adds keys [begin, end) in tiles of N; `begin` is a multiple of N. Nothing outside [first, last) is
-    read."""
-    acc, row_max, row_sum = state.acc, state.row_max, state.row_sum
-    for at in tl.range(begin, end, S.N):
-        key_positions = at + tl.arange(0, S.N)
-        is_seen = (key_positions >= first) & (key_positions < last)
-        if S.PAGE % S.N == 0:  # a tile lies in one page
-            page = tl.load(cache.page_table + at // S.PAGE).to(tl.int64)
-            locations = page * S.PAGE + at % S.PAGE + tl.arange(0, S.N)
-        elif MASKED:
-            pages = tl.load(cache.page_table + key_positions // S.PAGE, mask=is_seen, other=0).to(tl.int64)
-            locations = pages * S.PAGE + key_positions % S.PAGE
-        else:
-            pages = tl.load(cache.page_table + key_positions // S.PAGE).to(tl.int64)
-            locations = pages * S.PAGE + key_positions % S.PAGE
-        k = _load_cache_tile(
-            cache.k_cache, locations, cache.key_stride, is_seen, S.DK, S.BLOCK_K, MASKED, S.FP8, S.DOT
-        )
-        scores = _scores(queries, k, cache, locations, key_positions, is_seen, MASKED, S)
-        new_max = tl.maximum(row_max, tl.max(scores, 1))
-        base = tl.where(new_max == NEG_INF, 0.0, new_max) if MASKED else new_max
-        probs = tl.exp2(scores - base[:, None])
-        rescale = tl.exp2(row_max - base)
-        row_sum = row_sum * rescale + tl.sum(probs, 1)
-        if S.LATENT:
-            v = k
-        else:
-            v = _load_cache_tile(
-                cache.v_cache, locations, cache.value_stride, is_seen, S.DV, S.BLOCK_V, MASKED, S.FP8, S.DOT
-            )
-        acc = tl.dot(probs.to(S.DOT), v, acc * rescale[:, None], input_precision="tf32x3")
-        row_max = new_max
-    return Softmax(acc, row_max, row_sum)
-
-
-@triton.jit
-def _attend_keys(
-    queries: Queries,
-    cache: Cache,
-    front: tl.tensor,
-    rear: tl.tensor,
-    split: tl.tensor,
-    num_splits: tl.tensor,
-    SPLIT: tl.constexpr,
-    S: tl.constexpr,
-) -> Softmax:
-    """Attends to this split's part of the keys that queries at positions `front` to `rear` see."""
-    state = Softmax(
-        tl.zeros((S.M, S.BLOCK_V), tl.float32),
-        tl.full((S.M,), NEG_INF, tl.float32),
-        tl.zeros((S.M,), tl.float32),
-    )
-    first, last = rear * 0, rear + 1
-    low, full = first, first
-    if S.WINDOW > 0:
-        first = tl.maximum(front - S.WINDOW + 1, 0)
-        low = first // S.N * S.N
-        full = (tl.maximum(rear - S.WINDOW + 1, 0) + S.N - 1) // S.N * S.N
-    high, diagonal = last, (front + 1) // S.N * S.N
-    if SPLIT:
-        size = tl.cdiv(tl.cdiv(last - low, S.N), num_splits) * S.N
-        low += split * size
-        high = tl.minimum(low + size, last)
-    if S.WINDOW > 0:
-        middle = tl.minimum(tl.maximum(full, low), high)
-        state = _attend_tiles(state, queries, cache, low, middle, first, last, True, S)
-        low = tl.maximum(low, middle)
-    turn = tl.maximum(tl.minimum(diagonal, high), low)
-    state = _attend_tiles(state, queries, cache, low, turn, first, last, False, S)
-    return _attend_tiles(state, queries, cache, turn, high, first, last, True, S)
 
 
 @triton.jit
@@ -301,6 +104,9 @@ def paged_attention_kernel(
     FP8: tl.constexpr,
     DOT: tl.constexpr,
     EARLY: tl.constexpr,
+    TMA: tl.constexpr,
+    FOLDS: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ) -> None:
     """Grid (tiles, KV heads * parts of a group, splits). `rows` int32 [4, num_rows]: slot, start, count,
     first query; `tiles` int32 [2, num_tiles]: row and first token in it; with TILED False tile i is row i.
@@ -310,9 +116,27 @@ def paged_attention_kernel(
     the result, of them, and `counters`, int32 [tiles * columns], are 0 before and after the launch. With
     LISTED, which is with MERGES, the grid is (parts, ..., 1), `tiles` is int32 [3, num_tiles] of
     list_work_kernel, out [parts, heads, DV] and lse [parts, heads] are its parts' partial results, and there
-    are counters [rows * columns]."""
+    are counters [rows * columns]. TMA and what follows it: see attention_keys.py; with TMA `keys`, `values`
+    and `ropes` are descriptors."""
     S: tl.constexpr = Sizes(
-        WINDOW, CAPPED, BIASED, LATENT, PAGE, M, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, FP8, DOT
+        WINDOW,
+        CAPPED,
+        BIASED,
+        LATENT,
+        PAGE,
+        M,
+        N,
+        DK,
+        DV,
+        DR,
+        BLOCK_K,
+        BLOCK_V,
+        BLOCK_R,
+        FP8,
+        DOT,
+        TMA,
+        FOLDS,
+        TOGETHER,
     )
     PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     await_inputs(EARLY)
@@ -346,10 +170,14 @@ def paged_attention_kernel(
     if BIASED:
         tile_slopes = tl.load(slopes + head, mask=is_query, other=0.0) * LOG2E
     queries = Queries(q_tile, rope_tile, tl.minimum(front + token, rear), scale, cap, tile_slopes)
-    caches = keys + kv_head * DK, values + kv_head * DV, ropes
+    k_cache, v_cache, key_column, value_column = keys, values, kv_head * DK, kv_head * DV
+    if not TMA:
+        k_cache, v_cache = keys + key_column, values + value_column
     table = tables + slot.to(tl.int64) * table_stride
-    cache = Cache(*caches, table, key_stride, value_stride, rope_stride)
-    state = _attend_keys(queries, cache, front, rear, split, num_splits, SPLIT, S)
+    cache = Cache(
+        k_cache, v_cache, ropes, key_column, value_column, table, key_stride, value_stride, rope_stride
+    )
+    state = attend_keys(queries, cache, front, rear, split, num_splits, SPLIT, S)
     if HAS_SINKS and not SPLIT:
         state = _add_sink(state, tl.load(sinks + head, mask=is_query, other=NEG_INF).to(tl.float32) * LOG2E)
     heads = at * (kv_heads * GROUP) + head

@@ -1,0 +1,66 @@
+"""Every form of tile that attention can be given on Hopper, against the definition in float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from runtime.devices.attention_rows import AttentionRows
+from runtime.devices.attention_scores import Scores
+from runtime.devices.cuda import attention_tiles
+from runtime.devices.cuda.attention import launch_attention, plan_attention, split_counters
+from runtime.devices.cuda.attention_tiles import DECODES, FEW_LATENTS, LATENTS, PROMPTS, Tile, select_tile
+from tests.devices.cuda.test_attention import Rows, by_the_book, check, fill, np
+from tests.devices.cuda.torch_device import GPU, HAS_GPU, TORCH_DEVICE, near
+
+HOPPER = replace(GPU, is_hopper=True)
+BF16 = torch.bfloat16
+pytestmark = pytest.mark.skipif(HAS_GPU and not GPU.is_hopper, reason="for Hopper")
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, kind: str, tile: Tile) -> None:
+    """Makes a tile the chosen one of its kind."""
+    monkeypatch.setitem(attention_tiles.CHOSEN, kind, tile)
+    sizes = {"prompt": (65, 128), "decode": (4, 128), "few latents": (16, 512), "latents": (64, 512)}
+    assert select_tile(*sizes[kind], 2, HOPPER, is_plain=True) == tile
+    assert select_tile(*sizes[kind], 2, HOPPER) != tile
+    assert select_tile(*sizes[kind], 2, replace(HOPPER, is_hopper=False), is_plain=True) != tile
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile that ends within a page, a prefix that does, and a row of one token."""
+    choose(monkeypatch, "prompt", PROMPTS[name])
+    check([(0, 70), (61, 40), (130, 1)], 0, (4, 2), (128, 128), 64, BF16, Scores(0.09), gpu=HOPPER)
+
+
+@pytest.mark.parametrize("name", DECODES)
+def test_decodes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are split and rows that are not, also in pages of several tiles, and with sinks."""
+    choose(monkeypatch, "decode", DECODES[name])
+    rows: Rows = [(1100, 1), (3, 1), (191, 1), (64, 1)]
+    check(rows, 4, (4, 2), (128, 128), 64, BF16, Scores(0.09), gpu=HOPPER)
+    sinks = torch.tensor([-2.0, 0.0, 1.0, 5.0], device=TORCH_DEVICE)
+    check(rows[1:], 3, (4, 2), (128, 128), 128, BF16, Scores(0.09, sinks=sinks), gpu=HOPPER)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("few latents", x) for x in FEW_LATENTS] + [("latents", x) for x in LATENTS])
+def test_latents(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Absorbed MLA: one key for all heads, whose rotary part is in a cache of its own."""
+    choose(monkeypatch, kind, (FEW_LATENTS | LATENTS)[name])
+    rows: Rows = [(700, 1), (3, 1), (100, 1)]
+    latents = fill(rows, 1, (512, 64), 64, BF16, BF16)
+    starts, counts = np.array(rows, np.int32).T
+    plan = plan_attention(AttentionRows(3, np.arange(3, dtype=np.int32), starts, counts), latents.table, 64)
+    heads = 16 if kind == "few latents" else 20
+    q, rope = (torch.randn(3, heads, dim).to(BF16).to(TORCH_DEVICE) for dim in (512, 64))
+    found, caches = torch.empty_like(q), (latents.keys, latents.keys)
+    counters = split_counters(HOPPER, TORCH_DEVICE)
+    launch_attention(
+        found, q, *caches, plan.launches[0], plan, Scores(0.05), HOPPER, rope, latents.values, counters
+    )
+    for row, (start, _) in enumerate(rows):
+        keys, ropes = latents.known[row]
+        whole = torch.cat((q[row : row + 1], rope[row : row + 1]), 2)
+        expected = by_the_book(whole, torch.cat((keys, ropes), 2), keys, start, Scores(0.05))
+        near(found[row : row + 1], expected, BF16)
