@@ -54,7 +54,13 @@ CASES = (
         pieces=(32, 256, 1024),
         has_variants=True,
     ),
-    Case(shape="qwen3-30b-a3b", decodes=DECODES, prompts=(2048, 8192), pieces=(32, 1024)),
+    # as many as fit beside 61 GB of weights on 80 GB
+    Case(
+        shape="qwen3-30b-a3b",
+        decodes=((1, 2048), (8, 2048), (64, 1024)),
+        prompts=(2048, 8192),
+        pieces=(32, 1024),
+    ),
     Case(shape="llama-3.1-8b", quantization="fp8", weight_bits=8, decodes=DECODES, prompts=(8192,)),
     Case(shape="llama-3.1-8b", kv_dtype="fp8_e4m3", decodes=DECODES[2:], prompts=(8192,)),
     Case(shape="llama-3.1-8b", quantization="int4", weight_bits=4, decodes=DECODES, prompts=(8192,)),
