@@ -33,6 +33,7 @@ from runtime.nodes.addresses import node_environment
 from runtime.options.captures import compiled, graph_sizes, piecewise_sizes
 from runtime.options.facts import device_facts
 from runtime.options.groups.precision import requested_quantization
+from runtime.options.pdmux import multiplexing
 from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
 from runtime.scheduling.admission import Admission
@@ -81,6 +82,7 @@ def start_rank(
         max_total_tokens=plan.memory.max_total_tokens,
         seed=plan.schedule.random_seed,
         device_options=plan.device_options,
+        multiplexing=multiplexing(plan),
         environment=node_environment(plan.parallel) | plan.rank_environment,
         window_ratio=plan.memory.window_ratio,
         **plan.states.of_ranks,

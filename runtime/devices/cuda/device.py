@@ -118,6 +118,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         from runtime.devices.cuda.compile_ahead import open_compiler
         from runtime.devices.cuda.flashinfer_states import open_state_steps
         from runtime.devices.cuda.fused import CudaFusedOps
+        from runtime.devices.cuda.green_contexts import open_partitions
         from runtime.devices.cuda.kernels.launch import gpu_of
         from runtime.devices.cuda.lora import CudaLoraOps
         from runtime.devices.cuda.mla_prolog import CudaPrologs
@@ -158,6 +159,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         state_steps=open_state_steps(start.recurrent_backend),
         mla_prologs=None if fusion == "off" else CudaPrologs(),
         streams=torch.cuda,
+        partitions=open_partitions(start.multiplexing, torch_device),
         side_stream=SideStream(torch.cuda) if fusion == "all" else None,
         compiler=open_compiler(options, torch_device, start.ranks_on_machine),
         expert_places=start.expert_places,
