@@ -22,6 +22,7 @@ from runtime.models.config.model_config import read_config
 from runtime.models.draft_heads import read_token_map
 from runtime.nodes.secret import read_secret
 from runtime.options.parse import from_argv, from_values
+from runtime.options.pdmux import read_pdmux
 from runtime.options.profile import read_profile
 from runtime.options.resolve import plan_for
 from runtime.options.table import rows
@@ -65,6 +66,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "--disaggregation-key-file": lambda file: read_key(str(file)),
     "--dist-secret-file": lambda file: read_secret(str(file)),
     "--init-expert-location": lambda file: read_expert_location(str(file), (True,), 4, 4),
+    "--pdmux-config-path": lambda file: read_pdmux(str(file)),
     "--quantization-param-path": lambda file: read_cache_scales(str(file), 1, 4),
     "--speculative-token-map": lambda file: read_token_map(file, 100),
     "--ssl-certfile": lambda file: tls_context(str(file), None, None, None),

@@ -42,7 +42,7 @@ def opened(
 ) -> tuple[StreamedRunner, Streams]:
     streams = Streams(is_late=False)
     install(monkeypatch, streams)
-    start = start_rank(folder, max_total_tokens=512, **options)
+    start = start_rank(folder, max_total_tokens=512, num_states=16, **options)
     executor = StreamedRunner(streams, inner, start, Halves(streams))
 
     def watched(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
