@@ -24,9 +24,8 @@ class Disaggregation(Group, frozen=True, kw_only=True):
         Literal["tcp", "shm", "mooncake", "nixl", "ascend", "fake", "mori"],
         option(
             "Transport of pages between the halves.",
-            later=("mori",),
-            note="shm is for servers on one machine; mooncake, nixl and ascend need their packages; fake "
-            "moves nothing and makes pages up, for benchmarks",
+            note="shm is for servers on one machine; mooncake, nixl, mori and ascend need their packages; "
+            "fake moves nothing and makes pages up, for benchmarks",
         ),
     ] = "tcp"
     disaggregation_bootstrap_port: A[
@@ -52,7 +51,7 @@ class Disaggregation(Group, frozen=True, kw_only=True):
     ] = 1
     disaggregation_ib_device: A[
         str | None,
-        option("InfiniBand devices of the transport, separated by commas.", note="for mooncake alone"),
+        option("InfiniBand devices of the transport, separated by commas.", note="for mooncake and mori"),
     ] = None
     disaggregation_decode_enable_offload_kvcache: A[
         bool, option("Let decode servers copy what they generate to host memory as well.")
