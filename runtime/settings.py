@@ -33,9 +33,9 @@ from runtime.nodes.addresses import node_environment
 from runtime.options.captures import compiled, graph_sizes, piecewise_sizes
 from runtime.options.facts import device_facts
 from runtime.options.groups.precision import requested_quantization
-from runtime.options.pdmux import multiplexing
 from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
+from runtime.pdmux_settings import multiplexing
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Limit
 from runtime.scheduling.expert_location import places_at_start

@@ -29,8 +29,8 @@ from runtime.models.config.weight_files import check_weight_files
 from runtime.nodes.addresses import parse_address
 from runtime.nodes.secret import read_secret
 from runtime.options.facts import GRAMMAR_PACKAGES
-from runtime.options.pdmux import multiplexing
 from runtime.options.plan import Plan
+from runtime.pdmux_settings import multiplexing
 from runtime.regular_file import check_regular, check_writable
 from runtime.scheduling.expert_location import places_at_start
 from runtime.service import ModelCard

@@ -1,5 +1,5 @@
-"""PD multiplexing (--enable-pdmux): the decodes and the prompts of a step are computed at the same time, each
-on some of the multiprocessors (SMs) of one card. How many these are follows from the number of decode rows."""
+"""PD multiplexing (--enable-pdmux): the decodes and the prompts of a step are computed at the same time, on
+some of the multiprocessors (SMs) of one card each. How many follows from the number of decode rows."""
 
 from typing import NamedTuple
 

@@ -63,7 +63,7 @@ class Recorded:
 
     forward: Graph
     adapted: Graph | None  # the same for rows with adapters; None: there are none
-    beside: Graph | None  # the same on a partition, beside prompts; None: there is none (side_by_side.py)
+    divided: Graph | None  # the same on a partition, beside prompts; None: there is none (side_by_side.py)
     greedy: Graph | None  # None: it is sampled outside of graphs
     penalised: Graph | None  # samples with penalties; None: this device applies penalties outside of graphs
     seen: Tensor  # what it looks at
@@ -170,19 +170,19 @@ class DecodeGraphs:
             return count
         return self.largest if self.device.facts.pads_graphs_freely else max(2 * count, FEW)
 
-    def size_beside(self, plan: StepPlan) -> int | None:
+    def size_divided(self, plan: StepPlan) -> int | None:
         """The size whose graph on a partition computes the decode rows of a plan beside its prompts, the
         plan's page updates being done; None: they must be launched one by one."""
         at = bisect_left(self.ready, plan.num_decodes)
         size = self.ready[at] if plan.num_verifies == 0 < plan.num_decodes and at < len(self.ready) else 0
         is_fit = 0 < size <= self.most_rows(plan.num_decodes)
-        return size if is_fit and self.recorded[size].beside is not None else None
+        return size if is_fit and self.recorded[size].divided is not None else None
 
     def forward(
-        self, size: int, plan: StepPlan, *, is_adapted: bool = False, is_beside: bool = False
+        self, size: int, plan: StepPlan, *, is_adapted: bool = False, is_divided: bool = False
     ) -> Tensor:
-        """Hidden states of the plan's rows, which the next step overwrites. `is_beside`: by the graph of
-        `size_beside`, on the current stream."""
+        """Hidden states of the plan's rows, which the next step overwrites. `is_divided`: by the graph of
+        `size_divided`, on the current stream."""
         assert self.hidden is not None
         count = len(plan.slots)
         packed = self.blank(size)
@@ -198,7 +198,7 @@ class DecodeGraphs:
         if self.graphs.reads_lengths:
             lengths = np.ones(size, np.int32)
             lengths[:count] += self.slots.lengths.starts(plan.slots).astype(np.int32)
-        graph = recorded.adapted if is_adapted else recorded.beside if is_beside else recorded.forward
+        graph = recorded.adapted if is_adapted else recorded.divided if is_divided else recorded.forward
         assert graph is not None, "a step with adapters, or beside prompts, where there are none"
         self.graphs.replay(graph, lengths)
         if self.states is not None and plan.states is not None:
@@ -241,7 +241,7 @@ class DecodeGraphs:
         if recorded is None:
             return captured
         graphs = dict(zip(bodies, recorded, strict=True))
-        samplers, beside, penalised = {}, None, None
+        samplers, divided, penalised = {}, None, None
         for filters in self.samplers:
             captured, sampler = self.record_more(captured, partial(self.sample_body, filters))
             if captured.is_fatal:
@@ -254,13 +254,13 @@ class DecodeGraphs:
             captured, penalised = self.record_more(captured, body)
         if self.device.partitions is not None and not captured.is_fatal:
             stream = self.device.partitions.of(size).decodes
-            captured, beside = self.record_more(captured, self.forward_body, stream)
+            captured, divided = self.record_more(captured, self.forward_body, stream)
         if captured.is_fatal:
             return captured
         self.recorded[size] = Recorded(
             graphs["forward"],
             graphs.get("adapted"),
-            beside,
+            divided,
             graphs.get("greedy"),
             penalised,
             self.slots.penalties.counts.generated,

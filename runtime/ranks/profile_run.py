@@ -2,8 +2,9 @@
 steps, which is not given to pages.
 
 Every slot has a row that samples, with the sampling parameters that need most memory, and one row is as long
-as possible. All rows use the padding page. On a device with partitions so is a step of each, with decodes. Kernels that allocate at their first call have done so afterwards;
-those that compile have been compiled before (kernel_steps.py).
+as possible. All rows use the padding page. On a device with partitions, a step with decodes is run on each.
+Kernels that allocate at their first call have done so afterwards; those that compile have been compiled
+before (kernel_steps.py).
 """
 
 from collections.abc import Iterator
@@ -71,11 +72,11 @@ def run_largest_step(runner: ModelRunner, start: StartRank) -> None:
         run_alone(runner, plan := largest_step(start), start.attention_groups)
         if runner.device.partitions is not None:
             for rows in runner.device.partitions.least_rows:
-                if (mixed := beside_decodes(plan, max(rows, 1))) is not None:
+                if (mixed := with_decodes(plan, max(rows, 1))) is not None:
                     run_alone(runner, mixed, start.attention_groups)
 
 
-def beside_decodes(plan: StepPlan, num_decodes: int) -> StepPlan | None:
+def with_decodes(plan: StepPlan, num_decodes: int) -> StepPlan | None:
     """The largest step, whose first rows decode: streams of a partition keep memory of their own. None: so
     many sequences do not leave room for a prompt."""
     if num_decodes >= len(plan.slots) or (plan.counts[:num_decodes] > 1).any():

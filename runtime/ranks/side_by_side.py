@@ -7,9 +7,9 @@ computed at the same time on two partitions of the device.
 
 Memory is safe with these waits alone: what either stream reads is kept until the main stream has waited for
 it, and what it makes comes from its own part of the allocator's pool, where the next work begins behind the
-main stream. Neither reads what the other one writes: a prompt may share pages with prompts of its own step, and
-with no decode of it (scheduling/planner.py publishes pages of prompts alone). Prompts are computed kernel by
-kernel, because piecewise graphs share memory with those of decodes.
+main stream. Neither reads what the other one writes: a prompt may share pages with prompts of its own step,
+and with no decode of it (scheduling/planner.py publishes pages of prompts alone). Prompts are computed kernel
+by kernel, because piecewise graphs share memory with those of decodes.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def num_first(counts: np.ndarray, num_whole: int) -> int:
 
 def decodes_by_graph(graphs: DecodeGraphs | None, plan: StepPlan) -> Compute | None:
     """The decode rows of a plan by a graph on their partition; None: it has none."""
-    size = None if graphs is None else graphs.size_beside(plan)
+    size = None if graphs is None else graphs.size_divided(plan)
     if graphs is None or size is None:
         return None
     count = plan.num_decodes
@@ -48,7 +48,7 @@ def decodes_by_graph(graphs: DecodeGraphs | None, plan: StepPlan) -> Compute | N
         counts=plan.counts[:count],
         samples=plan.samples[:count],
     )
-    return partial(graphs.forward, size, own, is_beside=True)
+    return partial(graphs.forward, size, own, is_divided=True)
 
 
 def forward_side_by_side(

@@ -251,8 +251,8 @@ def open_mori(setup: Setup, environment: MutableMapping[str, str] = os.environ) 
         module = _import("mori.cpp", "amd-mori", "mori")
     if not (INFINIBAND.is_dir() and any(INFINIBAND.iterdir())):
         raise StartError(
-            f"{OPTION} mori reads by RDMA, and this machine has no InfiniBand device; take tcp, or shm on one "
-            "machine"
+            f"{OPTION} mori reads by RDMA, and this machine has no InfiniBand device; take tcp, or shm on "
+            "one machine"
         )
     if setup.devices:
         environment[MORI_DEVICES] = setup.devices

@@ -1,5 +1,5 @@
-"""PD multiplexing on a card: the tokens of steps whose prompts and decodes run on two parts of it are those of
-transformers, with graphs and without, and the parts are what was asked for.
+"""PD multiplexing on a card: the tokens of steps whose prompts and decodes run on two parts of it are those
+of transformers, with graphs and without, and both parts run at the same time.
 
     .venv/bin/python -m pytest -m cuda tests/cuda/test_multiplexing.py
 """

@@ -22,10 +22,10 @@ from runtime.models.config.model_config import read_config
 from runtime.models.draft_heads import read_token_map
 from runtime.nodes.secret import read_secret
 from runtime.options.parse import from_argv, from_values
-from runtime.options.pdmux import read_pdmux
 from runtime.options.profile import read_profile
 from runtime.options.resolve import plan_for
 from runtime.options.table import rows
+from runtime.pdmux_settings import read_pdmux
 from runtime.ranks.tensor_dump import read_recorded
 from runtime.settings import tree_rule
 from runtime.text.builtin_templates import template_sources

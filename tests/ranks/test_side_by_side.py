@@ -1,5 +1,5 @@
-"""PD multiplexing on a device with two partitions, in plain memory: which stream has which rows, who waits for
-whom, and that tokens are those of transformers."""
+"""PD multiplexing on a device with two partitions, in plain memory: which stream has which rows, who waits
+for whom, and that tokens are those of transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -100,8 +100,8 @@ def test_both_parts_wait_for_the_inputs_and_the_head_for_both_parts(
     assert "4 tokens on main" in streams.calls
     streams.calls.clear()
     planner.run(rows[:1], [(rows[1], 23)])
-    beside = [call for call in streams.calls if "side" not in call.split()]
-    assert [call for call in beside if "event" not in call] == [
+    named = [call for call in streams.calls if "side" not in call.split()]
+    assert [call for call in named if "event" not in call] == [
         "prompts 0 waits for main",
         "decodes 0 waits for main",
         "23 tokens on prompts 0",

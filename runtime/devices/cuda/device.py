@@ -7,6 +7,7 @@ import torch
 
 from runtime.devices.base import Collectives, Device
 from runtime.devices.cuda.facts import FACTS
+from runtime.devices.cuda.green_contexts import open_partitions
 from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
@@ -118,7 +119,6 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         from runtime.devices.cuda.compile_ahead import open_compiler
         from runtime.devices.cuda.flashinfer_states import open_state_steps
         from runtime.devices.cuda.fused import CudaFusedOps
-        from runtime.devices.cuda.green_contexts import open_partitions
         from runtime.devices.cuda.kernels.launch import gpu_of
         from runtime.devices.cuda.lora import CudaLoraOps
         from runtime.devices.cuda.mla_prolog import CudaPrologs
@@ -141,9 +141,8 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         dtype, gpu, options.fp8_gemm_backend, attention_backend, fusion, counters, options.gemv_rows
     )
     experts = CudaExperts(gpu, fusion)
-    adapters = (
-        None if start.adapters is None else CudaLoraOps(gpu, torch_device, start.adapters.num_lora_slots)
-    )
+    lora = start.adapters
+    adapters = None if lora is None else CudaLoraOps(gpu, torch_device, lora.num_lora_slots)
     return Device(
         FACTS,
         torch_device,

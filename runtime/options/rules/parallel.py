@@ -111,8 +111,8 @@ def multiplexing_stands_alone(options: Values) -> str | None:
         )
     if options["tensor_parallel_size"] > 1:
         return (
-            "--enable-pdmux is for models on one card: collectives of several ranks run one after another, so "
-            "neither part would go on without the other; leave it out, or take --tensor-parallel-size 1"
+            "--enable-pdmux is for models on one card: collectives of several ranks run one after another, "
+            "so neither part would go on without the other; leave it out, or take --tensor-parallel-size 1"
         )
     return None
 
@@ -210,8 +210,8 @@ def parts_of_a_card_share_nothing(plan: Plan, model: ModelFacts, device: DeviceF
         "needs --kernel-fusion off or safe: with all, kernels of both parts count in the same memory": (
             kernels.kernel_fusion == "all"
         ),
-        "does not go with --enable-decode-work-list, by which kernels of both parts count in the same memory; "
-        "leave one out": kernels.enable_decode_work_list,
+        "does not go with --enable-decode-work-list, by which kernels of both parts count in the same "
+        "memory; leave one out": kernels.enable_decode_work_list,
         "does not go with kernels of flashinfer, which share their memory; take another "
         "--attention-backend, or leave it out": "flashinfer"
         in (kernels.prefill_attention_backend, kernels.decode_attention_backend),

@@ -1,5 +1,5 @@
-"""Green contexts, by a double of the driver's functions (cuda.bindings.driver 13.5) that gives multiprocessors
-away as the driver does: each once."""
+"""Green contexts, by a double of the driver's functions (cuda.bindings.driver 13.5): a split gives each
+multiprocessor away once."""
 
 import sys
 from types import SimpleNamespace

@@ -8,11 +8,11 @@ import pytest
 from runtime.errors import OptionsError
 from runtime.messages.multiplexing import Multiplexing
 from runtime.options.parse import from_argv, from_values
-from runtime.options.pdmux import multiplexing
 from runtime.options.resolve import plan_for
+from runtime.pdmux_settings import multiplexing
 from runtime.start import prepare
 
-POCKET = str(Path(__file__).parents[2] / "runtime/pocket")
+POCKET = str(Path(__file__).parents[1] / "runtime/pocket")
 H200 = """
 sm_group_num: 8
 manual_divisions:

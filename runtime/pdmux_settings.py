@@ -27,10 +27,9 @@ class PdmuxFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 def multiplexing(plan: Plan) -> Multiplexing | None:
     """The divisions that the options ask for; None: none. Raises OptionsError."""
-    options = plan.disaggregation
-    if not options.enable_pdmux:
+    if not plan.disaggregation.enable_pdmux:
         return None
-    path, groups = options.pdmux_config_path, options.sm_group_num
+    path, groups = plan.disaggregation.pdmux_config_path, plan.disaggregation.sm_group_num
     found = PdmuxFile() if path is None else read_pdmux(path)
     if found.sm_group_num is not None:
         if plan.why["sm_group_num"].source != "default" and groups != found.sm_group_num:
