@@ -35,6 +35,7 @@ from runtime.options.facts import device_facts
 from runtime.options.groups.precision import requested_quantization
 from runtime.options.plan import Plan
 from runtime.parsing.detect import AnswerFormats, select_formats
+from runtime.pdmux_settings import multiplexing
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Limit
 from runtime.scheduling.expert_location import places_at_start
@@ -81,6 +82,7 @@ def start_rank(
         max_total_tokens=plan.memory.max_total_tokens,
         seed=plan.schedule.random_seed,
         device_options=plan.device_options,
+        multiplexing=multiplexing(plan),
         environment=node_environment(plan.parallel) | plan.rank_environment,
         window_ratio=plan.memory.window_ratio,
         **plan.states.of_ranks,

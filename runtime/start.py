@@ -30,6 +30,7 @@ from runtime.nodes.addresses import parse_address
 from runtime.nodes.secret import read_secret
 from runtime.options.facts import GRAMMAR_PACKAGES
 from runtime.options.plan import Plan
+from runtime.pdmux_settings import multiplexing
 from runtime.regular_file import check_regular, check_writable
 from runtime.scheduling.expert_location import places_at_start
 from runtime.service import ModelCard
@@ -85,6 +86,7 @@ def prepare_ranks(plan: Plan) -> ModelConfig:
     check_draft_model(plan.speculation.in_force, plan.model.model_path, model, plan.model.load_format)
     cache_scales(plan, model)
     places_at_start(plan.experts, model.moe, plan.parallel.nodes_of_stage)
+    multiplexing(plan)
     check_offload(plan, model)
     check_host_tier(plan, model)
     check_machine(plan)

@@ -44,6 +44,7 @@ from runtime.messages.ranks import LoadProgress, RankReady, StartRank
 from runtime.metrics import Metrics
 
 Driver = SchedulerActor[Ranks] | AttentionGroups  # runs steps on ranks
+MEMORY = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING  # sealed where other servers map it (transfer/mapped.py)
 
 
 class SleepState:
@@ -153,7 +154,7 @@ class Supervisor:
         """Starts ranks for the first time. Raises StartError, RankDied, NodeGone."""
         if self.setup.host_bytes or self.setup.host_ratio:
             host_fds, state_fds = (
-                [os.memfd_create(f"{what}-{i}") for i in range(self.setup.num_ranks)]
+                [os.memfd_create(f"{what}-{i}", MEMORY) for i in range(self.setup.num_ranks)]
                 for what in ("host", "states")
             )
             self.setup = structs.replace(self.setup, host_fds=host_fds, state_fds=state_fds)

@@ -35,6 +35,7 @@ from runtime.devices.mla_prologs import MlaPrologs
 from runtime.devices.operands import FusedOps, LogitsOps, Quantized
 from runtime.devices.packed import GgmlWeights, KeptWeights, PackedLatent, PackedWeight, RowQuantizer
 from runtime.devices.page_copies import PageCopier, PageLoads, PageSaves
+from runtime.devices.partitions import Partitions
 from runtime.devices.profiles import RecordProfile
 from runtime.devices.recurrent import RecurrentKernels, StateSteps
 from runtime.devices.sampling_inputs import SamplingInputs
@@ -86,7 +87,8 @@ class ForwardBatch:
     states: StateRows | None = None  # None: the model has no recurrent layers
     # the tokens that `attention` is of; None: all, and this rank computes the queries of all of them
     part: "TokenPart | None" = None
-    # the first tokens and the others, which are computed in turns (ranks/two_batches.py); None: all at once
+    # the first tokens and the others, which are computed in turns (ranks/two_batches.py), or at the same time
+    # (ranks/side_by_side.py); None: all are one
     micro_batches: "tuple[ForwardBatch, ForwardBatch] | None" = None
     cross: CrossBatch | None = None  # None: the model attends to no sounds
     page_saves: PageSaves | None = None  # pages that this step computes, and saves layer by layer
@@ -312,6 +314,7 @@ class Device:
     fused: FusedOps | None = None  # None: several Ops in their place (layers/fused_ops.py)
     logits_ops: LogitsOps | None = None  # None: Ops and torch (layers/sampling/logits_ops.py)
     streams: Streams | None = None  # None: a call has been computed when it returns
+    partitions: Partitions | None = None  # for decodes and prompts of one step; None: all do the same work
     mla_prologs: MlaPrologs | None = None  # None: plain Ops
     sparse_latents: SparseLatentOps | None = None  # None: torch, with DeviceFacts.gathers_rows
     programs: ForwardPrograms | None = None  # None: layers are computed one by one

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from runtime.devices.streams import Stream
+
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
@@ -37,8 +39,9 @@ class Graphs(Protocol):
         must hold for the lengths of all later replays."""
         ...
 
-    def capture(self, body: Callable[[], None]) -> Graph:
+    def capture(self, body: Callable[[], None], stream: Stream | None = None) -> Graph:
         """The graph of what `body` launches. The body has run once before; it may be run, on rows of padding.
+        `stream`: of a partition, on whose multiprocessors the graph then runs; None: on all.
 
         Raises RuntimeError if it cannot be captured or if there is no memory for it. The device must then
         continue as if nothing had been tried.

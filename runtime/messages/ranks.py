@@ -13,6 +13,7 @@ from runtime.messages.experts import ExpertPlaces, ExpertsPlaced, MoveExperts, R
 from runtime.messages.lora import AdapterLoaded, AdapterSetup, LoadAdapter
 from runtime.messages.media import Encode, EncodeRows, RowsEncoded
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, WeightOffload
+from runtime.messages.multiplexing import Multiplexing
 from runtime.messages.prompt_split import PromptSplit
 from runtime.messages.speculation import Speculation
 from runtime.messages.stages import Stage
@@ -109,6 +110,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     first_device: int = 0  # number of accelerators that the replicas before this one take
     # options that only this device has, as devices/<name>/options.py declares them
     device_options: dict[str, DeviceOption] = {}
+    multiplexing: Multiplexing | None = None  # None: prompts and decodes are computed together
     state_ratio: float = 0.0  # bytes of recurrent layers' states for each byte of keys and values
     num_states: int | None = None  # number of states, which overrides state_ratio
     state_dtype: str = "float32"  # of recurrent states

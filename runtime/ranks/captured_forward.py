@@ -10,6 +10,7 @@ from torch import Tensor
 from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.operands import DecodeRows, SlotTensors
 from runtime.devices.step_graphs import Graph, Graphs
+from runtime.devices.streams import Stream
 from runtime.layers.fused_ops import fused_ops_of, locations
 from runtime.layers.lora import LoraAdapters
 from runtime.layers.parallel.group_tokens import open_group_tokens
@@ -130,13 +131,13 @@ class CapturedForward:
                 self.slots.penalties.counts.add_captured(slots, tokens)
         return ranks.broadcast(tokens)
 
-    def record(self, bodies: Sequence[Callable[[], None]]) -> list[Graph]:
+    def record(self, bodies: Sequence[Callable[[], None]], stream: Stream | None = None) -> list[Graph]:
         """The graph of each body. Each runs once before it is captured, over rows of padding: what allocates
-        or compiles at its first call has done so.
+        or compiles at its first call has done so. `stream`: of Graphs.capture.
 
         All of them run before the first is captured: captures exchange nothing, so a rank whose capture fails
         keeps no other rank waiting.
         """
         for body in bodies:
             body()
-        return [self.graphs.capture(body) for body in bodies]
+        return [self.graphs.capture(body, stream) for body in bodies]

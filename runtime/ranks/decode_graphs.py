@@ -9,6 +9,8 @@ no other work of the host.
                                                   first of DeviceFacts.captured_samplers with the filters that
                                                   these rows need
     the same with penalties                       a graph of its own, on devices with a fused penalty kernel
+    layers, beside prompts of the same step       a forward graph on a partition of the device, where it has
+                                                  some (side_by_side.py)
     head, then other samplers, log probabilities, launched kernel by kernel after the forward graph
       other penalties, biases, bans, processors,  (ModelRunner.sample)
       grammars
@@ -44,6 +46,7 @@ from runtime.devices.base import Device
 from runtime.devices.facts import ANY_K
 from runtime.devices.rendezvous import Stranded
 from runtime.devices.step_graphs import Graph
+from runtime.devices.streams import Stream
 from runtime.messages.ranks import Capture, Captured
 from runtime.messages.steps import StepPlan
 from runtime.ranks.captured_forward import CapturedForward
@@ -60,6 +63,7 @@ class Recorded:
 
     forward: Graph
     adapted: Graph | None  # the same for rows with adapters; None: there are none
+    divided: Graph | None  # the same on a partition, beside prompts; None: there is none (side_by_side.py)
     greedy: Graph | None  # None: it is sampled outside of graphs
     penalised: Graph | None  # samples with penalties; None: this device applies penalties outside of graphs
     seen: Tensor  # what it looks at
@@ -166,8 +170,19 @@ class DecodeGraphs:
             return count
         return self.largest if self.device.facts.pads_graphs_freely else max(2 * count, FEW)
 
-    def forward(self, size: int, plan: StepPlan, *, is_adapted: bool = False) -> Tensor:
-        """Hidden states of the plan's rows, which the next step overwrites."""
+    def size_divided(self, plan: StepPlan) -> int | None:
+        """The size whose graph on a partition computes the decode rows of a plan beside its prompts, the
+        plan's page updates being done; None: they must be launched one by one."""
+        at = bisect_left(self.ready, plan.num_decodes)
+        size = self.ready[at] if plan.num_verifies == 0 < plan.num_decodes and at < len(self.ready) else 0
+        is_fit = 0 < size <= self.most_rows(plan.num_decodes)
+        return size if is_fit and self.recorded[size].divided is not None else None
+
+    def forward(
+        self, size: int, plan: StepPlan, *, is_adapted: bool = False, is_divided: bool = False
+    ) -> Tensor:
+        """Hidden states of the plan's rows, which the next step overwrites. `is_divided`: by the graph of
+        `size_divided`, on the current stream."""
         assert self.hidden is not None
         count = len(plan.slots)
         packed = self.blank(size)
@@ -183,8 +198,8 @@ class DecodeGraphs:
         if self.graphs.reads_lengths:
             lengths = np.ones(size, np.int32)
             lengths[:count] += self.slots.lengths.starts(plan.slots).astype(np.int32)
-        graph = recorded.adapted if is_adapted else recorded.forward
-        assert graph is not None, "a step with adapters where there are none"
+        graph = recorded.adapted if is_adapted else recorded.divided if is_divided else recorded.forward
+        assert graph is not None, "a step with adapters, or beside prompts, where there are none"
         self.graphs.replay(graph, lengths)
         if self.states is not None and plan.states is not None:
             self.states.keep(plan.states)
@@ -226,48 +241,55 @@ class DecodeGraphs:
         if recorded is None:
             return captured
         graphs = dict(zip(bodies, recorded, strict=True))
-        samplers = {}
+        samplers, divided, penalised = {}, None, None
         for filters in self.samplers:
-            more, sampler = attempt(
-                self.device, Capture(size), partial(self.record, [partial(self.sample_body, filters)])
-            )
-            if more.is_fatal:
-                return more
-            captured = structs.replace(
-                captured,
-                seconds=captured.seconds + more.seconds,
-                num_bytes=captured.num_bytes + more.num_bytes,
-            )
+            captured, sampler = self.record_more(captured, partial(self.sample_body, filters))
+            if captured.is_fatal:
+                return captured
             if sampler is not None:
-                samplers[filters] = sampler[0]
-        self.samplers, penalised = list(samplers), None
+                samplers[filters] = sampler
+        self.samplers = list(samplers)
         if self.penalises and ANY_FILTERS in samplers:
-            more, penalised = attempt(
-                self.device,
-                Capture(size),
-                partial(self.record, [partial(self.sample_body, ANY_FILTERS, penalises=True)]),
-            )
-            if more.is_fatal:
-                return more
-            captured = structs.replace(
-                captured,
-                seconds=captured.seconds + more.seconds,
-                num_bytes=captured.num_bytes + more.num_bytes,
-            )
+            body = partial(self.sample_body, ANY_FILTERS, penalises=True)
+            captured, penalised = self.record_more(captured, body)
+        if self.device.partitions is not None and not captured.is_fatal:
+            stream = self.device.partitions.of(size).decodes
+            captured, divided = self.record_more(captured, self.forward_body, stream)
+        if captured.is_fatal:
+            return captured
         self.recorded[size] = Recorded(
             graphs["forward"],
             graphs.get("adapted"),
+            divided,
             graphs.get("greedy"),
-            penalised and penalised[0],
+            penalised,
             self.slots.penalties.counts.generated,
             samplers,
         )
         self.ready = sorted(self.recorded)
         return captured
 
-    def record(self, bodies: Sequence[Callable[[int], None]], size: int) -> list[Graph]:
+    def record(
+        self, bodies: Sequence[Callable[[int], None]], size: int, stream: Stream | None = None
+    ) -> list[Graph]:
         """The graph of each body; see CapturedForward.record."""
-        return self.target.record([partial(body, size) for body in bodies])
+        return self.target.record([partial(body, size) for body in bodies], stream)
+
+    def record_more(
+        self, captured: Captured, body: Callable[[int], None], stream: Stream | None = None
+    ) -> tuple[Captured, Graph | None]:
+        """One more graph of the size of `captured`. -> what became of both, and the graph; None: it cannot be
+        captured."""
+        record = partial(self.record, [body], stream=stream)
+        more, recorded = attempt(self.device, Capture(captured.size), record)
+        if more.is_fatal:
+            return more, None
+        both = structs.replace(
+            captured,
+            seconds=captured.seconds + more.seconds,
+            num_bytes=captured.num_bytes + more.num_bytes,
+        )
+        return both, None if recorded is None else recorded[0]
 
     def blank(self, size: int) -> np.ndarray:
         """The inputs of a step of padding: it sets the padding slot's first page to the padding page, which

@@ -1,6 +1,9 @@
 """The forward pass of a step, by the largest unit that the device has for it."""
 
+from collections.abc import Callable
+
 import numpy as np
+from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.decoder_spec import Forwarded, ForwardProgram
@@ -9,6 +12,7 @@ from runtime.models.decoder_specs import decoder_spec
 from runtime.ranks.layer_watch import LayerWatch
 from runtime.ranks.piecewise_graphs import PiecewiseGraphs
 from runtime.ranks.segments import open_program
+from runtime.ranks.side_by_side import forward_side_by_side
 from runtime.ranks.two_batches import forward_in_turns
 
 
@@ -30,11 +34,18 @@ class Forward:
         samples: np.ndarray,
         piecewise: PiecewiseGraphs | None,
         lora_slots: np.ndarray | None,
+        decodes: Callable[[], Tensor] | None = None,
     ) -> Forwarded:
         """`samples`: int64 [N], places of the tokens behind which something is sampled; `lora_slots`: int32
-        [T], -1 for tokens without an adapter; None: no token has one."""
+        [T], -1 for tokens without an adapter; None: no token has one; `decodes`: computes those of a step
+        with prompts beside them, None: layer by layer."""
         if self.watch is not None:
             return Forwarded(self.watch.forward(model, batch))
+        device = self.device
+        if batch.micro_batches is not None and device.partitions is not None and device.streams is not None:
+            return Forwarded(
+                forward_side_by_side(device.streams, device.partitions, model, batch, decodes)
+            )
         if batch.micro_batches is not None:
             return Forwarded(forward_in_turns(self.device, model, batch.micro_batches))
         program = self._program(model, batch)

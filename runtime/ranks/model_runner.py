@@ -38,6 +38,7 @@ from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.replays import find_replay, launch_replay
 from runtime.ranks.sample_rows import SampleRows, sample_rows
 from runtime.ranks.sampled import Sampled
+from runtime.ranks.side_by_side import decodes_by_graph
 from runtime.ranks.slots import Slots
 from runtime.ranks.step_copies import LayerSaves, Reported, begin_copies, begin_saves, end_copies, unreported
 from runtime.ranks.step_effects import StepEffects
@@ -184,7 +185,10 @@ class ModelRunner:
         if self.pipeline is not None:
             batch = self.pipeline.given(batch)
         lora_slots = None if self.adapters is None else self.adapters.use_plan(plan, has_adapters=is_adapted)
-        forwarded = self.forward.compute(self.model, batch, rows.places, self.piecewise, lora_slots)
+        decodes = None if self.device.partitions is None else decodes_by_graph(self.graphs, plan)
+        forwarded = self.forward.compute(
+            self.model, batch, rows.places, self.piecewise, lora_slots, decodes
+        )
         if self.pipeline is not None:
             forwarded = self.pipeline.computed(forwarded)
         hidden = forwarded.hidden

@@ -2,8 +2,9 @@
 steps, which is not given to pages.
 
 Every slot has a row that samples, with the sampling parameters that need most memory, and one row is as long
-as possible. All rows use the padding page. Kernels that allocate at their first call have done so afterwards;
-those that compile have been compiled before (kernel_steps.py).
+as possible. All rows use the padding page. On a device with partitions, a step with decodes is run on each.
+Kernels that allocate at their first call have done so afterwards; those that compile have been compiled
+before (kernel_steps.py).
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
@@ -67,7 +69,19 @@ def run_largest_step(runner: ModelRunner, start: StartRank) -> None:
     """Runs the largest step on a runner that is not used afterwards. Raises StartError if there is no memory
     for the step in addition to the weights."""
     with torch.inference_mode(), reported_memory(start):
-        run_alone(runner, largest_step(start), start.attention_groups)
+        run_alone(runner, plan := largest_step(start), start.attention_groups)
+        if runner.device.partitions is not None:
+            for rows in runner.device.partitions.least_rows:
+                if (mixed := with_decodes(plan, max(rows, 1))) is not None:
+                    run_alone(runner, mixed, start.attention_groups)
+
+
+def with_decodes(plan: StepPlan, num_decodes: int) -> StepPlan | None:
+    """The largest step, whose first rows decode: streams of a partition keep memory of their own. None: so
+    many sequences do not leave room for a prompt."""
+    if num_decodes >= len(plan.slots) or (plan.counts[:num_decodes] > 1).any():
+        return None
+    return structs.replace(plan, num_decodes=num_decodes, token_ids=plan.token_ids[num_decodes:])
 
 
 def run_alone(runner: ModelRunner, plan: StepPlan, num_groups: int) -> None:

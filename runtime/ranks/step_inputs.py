@@ -15,6 +15,7 @@ from runtime.layers.parallel.context_parallel import TokenPart
 from runtime.layers.sampling.verify import Accepted
 from runtime.layers.upload import Packed, PackedUpload, upload, upload_int64
 from runtime.messages.steps import StepPlan
+from runtime.ranks import side_by_side
 from runtime.ranks.drafting.own_rows import Drafted
 from runtime.ranks.encoded_media import EncodedMedia
 from runtime.ranks.group_rows import GroupRows
@@ -203,6 +204,8 @@ class StepInputs:
         overlap, first = self.device.overlap, 0
         if groups is not None:
             first = groups.first_on(self.device)
+        elif self.device.partitions is not None and can_cut(batch, rows):
+            first = side_by_side.num_first(rows.counts, num_whole)
         elif overlap.two_batches and can_cut(batch, rows):
             first = num_first(rows.counts, overlap.threshold)
         if first:

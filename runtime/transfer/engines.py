@@ -4,6 +4,7 @@
                docs/source/python-api-reference/transfer-engine.md of kvcache-ai/Mooncake
     nixl       nixl, `nixl_agent`; its documentation: the NVIDIA Inference Xfer Library's Python API
     ascend     memfabric-hybrid, `memfabric_hybrid.TransferEngine`, on NPUs
+    mori       amd-mori, `mori.cpp.IOEngine` (mori.py)
 
 mooncake and ascend have the same methods, but for how they begin. Each is imported where it is asked for.
 """
@@ -15,17 +16,21 @@ import secrets
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from runtime.errors import LinkError, StartError
 from runtime.storage.nixl_transfer import finish_transfer
+from runtime.transfer.mori import MoriEngine, Name, Server, engine_key, without_torch
 from runtime.transfer.transports import Engine, Span
 
 OPTION = "--disaggregation-transfer-backend"
 INFINIBAND = Path("/sys/class/infiniband")  # network devices with RDMA
+MORI_DEVICES = "MORI_RDMA_DEVICES"  # names of network devices, as MORI reads them
 STORE = "ASCEND_MF_STORE_URL"  # address of MemFabric's store, as its documentation names it
 READ_S = 60.0  # for one read of nixl
 NIXL_BUILDS = ("nixl_cu13", "nixl_cu12", "nixl_rocm")  # modules of the package, by the accelerator's library
@@ -240,9 +245,37 @@ def open_nixl(setup: Setup) -> Engine:
         raise StartError(f"{OPTION} nixl: the agent can't start ({type(error).__name__}: {error})") from None
 
 
+def open_mori(setup: Setup, environment: MutableMapping[str, str] = os.environ) -> Engine:
+    """Raises StartError."""
+    with without_torch():
+        module = _import("mori.cpp", "amd-mori", "mori")
+    if not (INFINIBAND.is_dir() and any(INFINIBAND.iterdir())):
+        raise StartError(
+            f"{OPTION} mori reads by RDMA, and this machine has no InfiniBand device; take tcp, or shm on "
+            "one machine"
+        )
+    if setup.devices:
+        environment[MORI_DEVICES] = setup.devices
+
+    def server_of(name: bytes) -> Server:
+        read = msgspec.msgpack.decode(name, type=Name)
+        memory = [module.MemoryDesc.unpack(packed) for packed in read.memory]
+        return Server(module.EngineDesc.unpack(read.engine), memory)
+
+    try:
+        engine = module.IOEngine(engine_key(), module.IOEngineConfig(reachable(setup.host), 0))
+        rdma = module.RdmaBackendConfig()
+        rdma.enable_notification = False  # of the other side, which would keep each until it is asked for
+        engine.CreateBackend(module.BackendType.RDMA, rdma)
+    except Exception as error:  # the library's own classes
+        raise StartError(f"{OPTION} mori: the engine can't start ({type(error).__name__}: {error})") from None
+    return MoriEngine(module, engine, server_of)  # type: ignore[arg-type]  # a module is its members
+
+
 ENGINES: dict[str, Callable[[Setup], Engine]] = {
     "mooncake": open_mooncake,
     "nixl": open_nixl,
+    "mori": open_mori,
     "ascend": open_ascend,
 }
 
@@ -251,15 +284,16 @@ ENGINES: dict[str, Callable[[Setup], Engine]] = {
 PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     "mooncake": (("mooncake",), "mooncake-transfer-engine"),
     "nixl": (NIXL_BUILDS, "nixl"),
+    "mori": (("mori",), "amd-mori"),
     "ascend": (("memfabric_hybrid",), "memfabric-hybrid"),
 }
 
 
 def check_backend(backend: str, devices: str | None) -> None:
     """Raises StartError for a library that is missing, and for devices that it does not take."""
-    if devices and backend != "mooncake":
+    if devices and backend not in ("mooncake", "mori"):
         raise StartError(
-            f"--disaggregation-ib-device is for {OPTION} mooncake, and not for {backend}; leave it out"
+            f"--disaggregation-ib-device is for {OPTION} mooncake and mori, not for {backend}; leave it out"
         )
     names, package = PACKAGES.get(backend, ((), ""))
     if names and not any(_is_installed(name) for name in names):

@@ -36,7 +36,7 @@ from runtime.transfer.layout import RankPages, mismatch
 from runtime.transfer.prompt_pages import PromptPages, has_left
 from runtime.transfer.reading import Places
 from runtime.transfer.rooms import Rooms
-from runtime.transfer.transports import TCP, Transport, is_of_this_machine
+from runtime.transfer.transports import TCP, TIDY_S, Transport, is_of_this_machine
 from runtime.transfer.wire import MOVES, Wire, connect, connect_local
 
 LOG = log.get("transfer")
@@ -99,7 +99,10 @@ class PageFetches:
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                await anyio.sleep_forever()
+                while True:
+                    await anyio.sleep(TIDY_S)
+                    if self._transport is not None:
+                        await to_thread.run_sync(self._transport.tidy, limiter=self._threads)
         finally:
             self._tasks = None
             for wires in self._idle.values():

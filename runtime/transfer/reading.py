@@ -4,6 +4,7 @@ The other side says at which places of its memory they lie, and what lies where 
 are pieces: bytes that are contiguous in its memory and in ours.
 """
 
+import ctypes
 import os
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -79,6 +80,11 @@ class FileReading:
         for fd in self._fds:
             os.close(fd)
         self._fds = []
+
+
+def address_of(view: memoryview) -> int:
+    """Address of the first byte of writable memory."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 class Places:

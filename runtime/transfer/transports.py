@@ -5,7 +5,6 @@ bytes are sent.
     mooncake, nixl    a library reads by addresses, over RDMA where there is some
 """
 
-import ctypes
 import socket
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -13,9 +12,11 @@ from typing import NamedTuple, Protocol
 from runtime.errors import LinkError
 from runtime.messages.transfer import Memory
 from runtime.transfer.layout import RankPages
-from runtime.transfer.reading import FileReading, Piece, Reading
+from runtime.transfer.mapped import Mappings, seal
+from runtime.transfer.reading import Piece, Reading, address_of
 
 TCP, SHM, FAKE = "tcp", "shm", "fake"
+TIDY_S = 5.0
 
 
 class Engine(Protocol):
@@ -73,6 +74,10 @@ class Transport(Protocol):
         """Reads the memory of another server; `fds`: of it, where they were passed."""
         ...
 
+    def tidy(self) -> None:
+        """Releases what was kept for reads that do not come. Called every TIDY_S."""
+        ...
+
     def close(self) -> None:
         """Ends everything."""
         ...
@@ -82,6 +87,9 @@ class SharedMemory:
     """Servers on one machine."""
 
     name = SHM
+
+    def __init__(self) -> None:
+        self._mappings = Mappings()
 
     @property
     def server_name(self) -> bytes:
@@ -94,10 +102,15 @@ class SharedMemory:
 
     def add(self, pages: RankPages) -> None:
         """See Transport.add."""
+        seal(pages.fds)
 
     def open(self, memory: Memory, fds: Sequence[int]) -> Reading:
         """See Transport.open."""
-        return FileReading(fds)
+        return self._mappings.open(fds)
+
+    def tidy(self) -> None:
+        """See Transport.tidy."""
+        self._mappings.forget()
 
     def close(self) -> None:
         """See Transport.close."""
@@ -127,6 +140,9 @@ class EngineTransport:
     def open(self, memory: Memory, fds: Sequence[int]) -> Reading:
         """See Transport.open."""
         return EngineReading(self._engine, memory)
+
+    def tidy(self) -> None:
+        """See Transport.tidy: engines keep nothing."""
 
     def close(self) -> None:
         """See Transport.close."""
@@ -159,11 +175,6 @@ class EngineReading:
 
     def close(self) -> None:
         """See Reading.close."""
-
-
-def address_of(view: memoryview) -> int:
-    """Address of the first byte of writable memory."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def shared_name(port: int) -> bytes:

@@ -19,6 +19,7 @@ from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.partitions import Partitions
 from runtime.devices.progress import without_progress
 from runtime.messages.ranks import StartRank
 from runtime.ranks.start import start_torch_rank
@@ -115,15 +116,28 @@ class Streams:
 class StreamedRunner(TorchExecutor):
     """A rank on it; with `inner` it has graphs as well."""
 
-    def __init__(self, streams: Streams, inner: TapedDevice | None, start: StartRank) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        inner: TapedDevice | None,
+        start: StartRank,
+        partitions: Partitions | None = None,
+    ) -> None:
         self.inner = inner
 
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Any:
             if inner is not None:
-                return replace(inner.open(start, rank, dtype), streams=streams)
+                return replace(inner.open(start, rank, dtype), streams=streams, partitions=partitions)
             ops = CpuOps(dtype)  # in torch: what streams do not see would not wait for them
             device = open_device(start, rank, dtype)
-            return replace(device, streams=streams, ops=ops, experts=CpuExperts(ops), programs=None)
+            return replace(
+                device,
+                streams=streams,
+                partitions=partitions,
+                ops=ops,
+                experts=CpuExperts(ops),
+                programs=None,
+            )
 
         facts = FACTS if inner is None else inner.facts
         super().__init__(start_torch_rank(0, start, without_progress, opened, facts))

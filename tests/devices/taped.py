@@ -139,7 +139,7 @@ class Tapes:
             ]
         return GatheredPlan(AttentionPlan(len(slots), decodes, {window: [] for window in windows}, {}))
 
-    def capture(self, body: Callable[[], None]) -> Tape:
+    def capture(self, body: Callable[[], None], stream: Any = None) -> Tape:
         tape = Tape()
         self.recording.append(tape)
         with NoReads(), tape:

@@ -11,7 +11,7 @@ from runtime.cache.audit import findings
 from runtime.errors import LinkError, StartError
 from runtime.messages.transfer import Transfer
 from runtime.transfer import engines
-from runtime.transfer.reading import FileReading
+from runtime.transfer.mapped import MappedReading
 from runtime.transfer.wire import Wire
 from tests.e2e.conftest import Generate
 from tests.e2e.disaggregated import COUNT, FULL, KEY, PROMPT, TWO, both, counts, key_options, server
@@ -109,7 +109,7 @@ async def test_memory_that_cannot_be_read_is_computed(
     def fail(*_: Any) -> None:
         raise LinkError("its memory ends before the page does")
 
-    monkeypatch.setattr(FileReading, "read", fail)
+    monkeypatch.setattr(MappedReading, "read", fail)
     options["disaggregation_transfer_backend"] = "shm"
     async with server("prefill", checkpoint("llama"), **options) as prefill:
         async with server("decode", checkpoint("llama"), **options) as (engine, decode):

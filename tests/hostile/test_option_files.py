@@ -25,6 +25,7 @@ from runtime.options.parse import from_argv, from_values
 from runtime.options.profile import read_profile
 from runtime.options.resolve import plan_for
 from runtime.options.table import rows
+from runtime.pdmux_settings import read_pdmux
 from runtime.ranks.tensor_dump import read_recorded
 from runtime.settings import tree_rule
 from runtime.text.builtin_templates import template_sources
@@ -65,6 +66,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "--disaggregation-key-file": lambda file: read_key(str(file)),
     "--dist-secret-file": lambda file: read_secret(str(file)),
     "--init-expert-location": lambda file: read_expert_location(str(file), (True,), 4, 4),
+    "--pdmux-config-path": lambda file: read_pdmux(str(file)),
     "--quantization-param-path": lambda file: read_cache_scales(str(file), 1, 4),
     "--speculative-token-map": lambda file: read_token_map(file, 100),
     "--ssl-certfile": lambda file: tls_context(str(file), None, None, None),

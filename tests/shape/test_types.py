@@ -24,6 +24,7 @@ ROOMS = (
     "models/config",
     "options",
     "parsing",
+    "pdmux_settings.py",
     "ranks",
     "ray.py",
     "rpc",

@@ -86,7 +86,7 @@ def test_options_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "memfabric_hybrid", double("ascend"))
     check_backend("ascend", None)
     check_backend("tcp", None)
-    with pytest.raises(StartError, match="mooncake, and not for tcp"):
+    with pytest.raises(StartError, match="mooncake and mori, not for tcp"):
         check_backend("tcp", "mlx5_0")
 
 

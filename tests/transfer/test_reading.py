@@ -15,12 +15,12 @@ PARTS = (24, 8, 40, 8)
 LAYOUTS = ["layer_first", "page_first", "page_first_kv_split"]
 
 
-def memory(layout: str, num_ranks: int = 2) -> tuple[RankPages, list[int]]:
+def memory(layout: str, num_ranks: int = 2, flags: int = os.MFD_CLOEXEC) -> tuple[RankPages, list[int]]:
     """Three pages and two states of random bytes on each rank. -> and the descriptors"""
     fds, ranks, states = list[int](), list[HostPages](), list[HostPages]()
     for parts, pages, num_pages in ((PARTS, ranks, 3), ((16,), states, 2)):
         for _ in range(num_ranks):
-            fds.append(os.memfd_create("pages"))
+            fds.append(os.memfd_create("pages", flags))
             os.write(fds[-1], os.urandom(num_pages * sum(parts)))
             pages.append(HostPages(fds[-1], num_pages, parts, layout))
     own = RankPages(ranks, states, 8, 1, num_heads=num_ranks, fds=fds[:num_ranks], state_fds=fds[num_ranks:])

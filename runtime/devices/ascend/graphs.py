@@ -27,6 +27,7 @@ from torch import Tensor
 
 from runtime.devices.ascend.attention import AttentionPlan, DecodeRows
 from runtime.devices.ascend.sparse_plan import SparsePlan, plan_sparse_decodes
+from runtime.devices.streams import Stream
 
 Lengths = TypeVar("Lengths", np.ndarray, Tensor)
 
@@ -70,14 +71,14 @@ class AscendGraphs:
         }
         return AttentionPlan(page_size, self.triangle, decodes, {}, self.lengths_args)
 
-    def capture(self, body: Callable[[], None]) -> CapturedGraph:
-        """Captures what `body` launches."""
+    def capture(self, body: Callable[[], None], stream: Stream | None = None) -> CapturedGraph:
+        """Captures what `body` launches; see Graphs.capture."""
         graph = torch.npu.NPUGraph()
         graph.auto_dispatch_capture = True
         self.lengths_args = []
         torch.npu.synchronize()
         try:
-            with _without_gc(), torch.npu.stream(self.stream), graph.graph_dispatch_mode:
+            with _without_gc(), torch.npu.stream(stream or self.stream), graph.graph_dispatch_mode:
                 # other threads are not captured: one waits for the results of earlier steps meanwhile
                 graph.capture_begin(
                     pool=None if self.first is None else self.first.pool(), capture_error_mode="thread_local"

@@ -7,6 +7,7 @@ import torch
 
 from runtime.devices.base import Collectives, Device
 from runtime.devices.cuda.facts import FACTS
+from runtime.devices.cuda.green_contexts import open_partitions
 from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
@@ -140,9 +141,8 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         dtype, gpu, options.fp8_gemm_backend, attention_backend, fusion, counters, options.gemv_rows
     )
     experts = CudaExperts(gpu, fusion)
-    adapters = (
-        None if start.adapters is None else CudaLoraOps(gpu, torch_device, start.adapters.num_lora_slots)
-    )
+    lora = start.adapters
+    adapters = None if lora is None else CudaLoraOps(gpu, torch_device, lora.num_lora_slots)
     return Device(
         FACTS,
         torch_device,
@@ -158,6 +158,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         state_steps=open_state_steps(start.recurrent_backend),
         mla_prologs=None if fusion == "off" else CudaPrologs(),
         streams=torch.cuda,
+        partitions=open_partitions(start.multiplexing, torch_device),
         side_stream=SideStream(torch.cuda) if fusion == "all" else None,
         compiler=open_compiler(options, torch_device, start.ranks_on_machine),
         expert_places=start.expert_places,

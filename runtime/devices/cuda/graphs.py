@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
 from runtime.devices.cuda.attention_backends import HybridAttentionBackend, PhasePlans
+from runtime.devices.streams import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,14 @@ class CudaGraphs:
         self.phases = self.attention_backend.plan_decodes(slots, lengths, page_tables, page_size, windows)
         return self.phases
 
-    def capture(self, body: Callable[[], None]) -> Graph:
-        """Captures what `body` launches; where memory is short, once more after the allocator has freed what
-        it caches."""
+    def capture(self, body: Callable[[], None], stream: Stream | None = None) -> Graph:
+        """Captures what `body` launches, on a stream (see Graphs.capture); where memory is short, once more
+        after the allocator has freed what it caches."""
         try:
-            return self._capture(body)
+            return self._capture(body, stream)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            return self._capture(body)
+            return self._capture(body, stream)
 
     def forget(self) -> None:
         """Takes a new pool: the old one is freed with the last of its graphs."""
@@ -74,11 +75,11 @@ class CudaGraphs:
             phase.backend.replan(phase.metadata, lengths)
         graph.cuda_graph.replay()
 
-    def _capture(self, body: Callable[[], None]) -> Graph:
+    def _capture(self, body: Callable[[], None], stream: Stream | None) -> Graph:
         self.phases = ()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.torch_device)
-        with _without_gc(self.allows_gc), torch.cuda.stream(self.stream):
+        with _without_gc(self.allows_gc), torch.cuda.stream(stream or self.stream):
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 body()

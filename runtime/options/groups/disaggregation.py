@@ -1,15 +1,14 @@
 """Prompts, decodes and encoders on servers of their own."""
 
+from typing import Annotated
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Count, Group, Port, Whole, option, planned, superseded
+from msgspec import Meta
 
-_NO_PARTS = (
-    "two steps cannot run beside each other, as pages and slots change hands in their order; "
-    "--chunked-prefill-size bounds how long a prompt delays decodes, and --disaggregation-mode separates them"
-)
+from runtime.options.declare import Count, Group, Port, Whole, option, superseded
 
+_MISSING = "several ranks: it is for one card, and unproven on it"
 
 class Disaggregation(Group, frozen=True, kw_only=True):
     """Disaggregation"""
@@ -25,9 +24,8 @@ class Disaggregation(Group, frozen=True, kw_only=True):
         Literal["tcp", "shm", "mooncake", "nixl", "ascend", "fake", "mori"],
         option(
             "Transport of pages between the halves.",
-            later=("mori",),
-            note="shm is for servers on one machine; mooncake, nixl and ascend need their packages; fake "
-            "moves nothing and makes pages up, for benchmarks",
+            note="shm is for servers on one machine; mooncake, nixl, mori and ascend need their packages; "
+            "fake moves nothing and makes pages up, for benchmarks",
         ),
     ] = "tcp"
     disaggregation_bootstrap_port: A[
@@ -53,7 +51,7 @@ class Disaggregation(Group, frozen=True, kw_only=True):
     ] = 1
     disaggregation_ib_device: A[
         str | None,
-        option("InfiniBand devices of the transport, separated by commas.", note="for mooncake alone"),
+        option("InfiniBand devices of the transport, separated by commas.", note="for mooncake and mori"),
     ] = None
     disaggregation_decode_enable_offload_kvcache: A[
         bool, option("Let decode servers copy what they generate to host memory as well.")
@@ -92,7 +90,23 @@ class Disaggregation(Group, frozen=True, kw_only=True):
         ),
     ] = False
     enable_pdmux: A[
-        bool, planned("Run prompts and decodes side by side on parts of one accelerator.", note=_NO_PARTS)
+        bool,
+        option(
+            "Compute the prompts and the decodes of a step at the same time, on parts of a card.",
+            note="needs the package cuda-bindings",
+            missing=_MISSING,
+            devices=("cuda",),
+        ),
     ] = False
-    pdmux_config_path: A[str | None, planned("File with these parts.", note=_NO_PARTS)] = None
-    sm_group_num: A[Count, planned("Number of these parts.", note=_NO_PARTS)] = 8
+    pdmux_config_path: A[
+        str | None,
+        option("File with the sizes of these parts, in YAML.", missing=_MISSING, devices=("cuda",)),
+    ] = None
+    sm_group_num: A[
+        Annotated[int, Meta(ge=3)],
+        option(
+            "Number of ways to divide a card, by the number of decodes; two of them are the whole card.",
+            missing=_MISSING,
+            devices=("cuda",),
+        ),
+    ] = 8

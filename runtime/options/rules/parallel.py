@@ -101,13 +101,18 @@ def transfer_sizes_divide(options: Values) -> str | None:
 
 
 def multiplexing_stands_alone(options: Values) -> str | None:
-    """--enable-pdmux goes with neither pipeline parallelism nor disaggregation."""
+    """--enable-pdmux goes with neither several ranks of a model nor disaggregation."""
     if not options["enable_pdmux"]:
         return None
     if options["pipeline_parallel_size"] > 1 or options["disaggregation_mode"] != "null":
         return (
             "--enable-pdmux goes with neither --pipeline-parallel-size above 1 nor --disaggregation-mode; "
             "leave one out"
+        )
+    if options["tensor_parallel_size"] > 1:
+        return (
+            "--enable-pdmux is for models on one card: collectives of several ranks run one after another, "
+            "so neither part would go on without the other; leave it out, or take --tensor-parallel-size 1"
         )
     return None
 
@@ -196,6 +201,32 @@ def two_batches_have_an_exchange(plan: Plan, model: ModelFacts, device: DeviceFa
     return None
 
 
+def parts_of_a_card_share_nothing(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """What runs on two parts of a card at the same time uses no memory of the other one."""
+    if not plan.disaggregation.enable_pdmux:
+        return None
+    kernels = plan.kernels
+    reasons = {
+        "needs --kernel-fusion off or safe: with all, kernels of both parts count in the same memory": (
+            kernels.kernel_fusion == "all"
+        ),
+        "does not go with --enable-decode-work-list, by which kernels of both parts count in the same "
+        "memory; leave one out": kernels.enable_decode_work_list,
+        "does not go with kernels of flashinfer, which share their memory; take another "
+        "--attention-backend, or leave it out": "flashinfer"
+        in (kernels.prefill_attention_backend, kernels.decode_attention_backend),
+        "does not go with counts of experts, to which both parts would add; leave out "
+        "--enable-expert-distribution-metrics and --expert-distribution-recorder-mode": (
+            plan.expert_steps is not None
+        ),
+        "is for models that generate; leave it out": model.pooling is not None,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            return f"--enable-pdmux {reason}"
+    return None
+
+
 def single_batches_have_shared_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Single-batch overlap computes shared experts meanwhile."""
     if not plan.kernels.enable_single_batch_overlap or (model.moe is not None and model.moe.shared_size):
@@ -242,6 +273,7 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     heads_reach_ranks,
     inputs_are_scattered_over_ranks,
     two_batches_have_an_exchange,
+    parts_of_a_card_share_nothing,
     single_batches_have_shared_experts,
     device_numbers_have_devices,
     numa_nodes_are_of_ranks,

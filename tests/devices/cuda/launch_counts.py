@@ -72,7 +72,7 @@ class CountedGraphs:
     ) -> AttentionPlan:
         return plan_decodes(slots, lengths, page_tables, page_size)
 
-    def capture(self, body: Callable[[], None]) -> object:
+    def capture(self, body: Callable[[], None], stream: object = None) -> object:
         with Launches() as launches:
             self.counts = launches.counts
             body()

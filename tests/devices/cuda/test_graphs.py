@@ -51,7 +51,7 @@ class KernelTapes(taped.Tapes):
     ) -> AttentionPlan:  # type: ignore[override]
         return plan_decodes(slots, lengths, page_tables, page_size)
 
-    def capture(self, body: Callable[[], None]) -> Any:
+    def capture(self, body: Callable[[], None], stream: Any = None) -> Any:
         run = interpreter.InterpretedFunction.run
 
         def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
