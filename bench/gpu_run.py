@@ -71,7 +71,7 @@ def parts() -> dict[str, list[Section]]:
             Section("http", ("bench.gpu_serve",), 60, 140),
         ],
         "B": [
-            Section("forms of attention", ("bench.gpu_attention",), 30, 110),
+            Section("forms of attention", ("bench.gpu_attention",), 30, 120),
             Section("whole steps", ("bench.gpu_steps",), 40, 200),
             tests("engines are right", engines, 20, 100, "-k", one_card, *spread()),
             Section("idle", ("bench.gpu_idle",), 30, 60),
