@@ -12,6 +12,7 @@ are from those of the default. A form that is fastest and as near is turned on i
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -57,12 +58,13 @@ LATENTS = [
     Case("latents", 1, 8191, heads=128),
     Case("latents", 32, 4095, heads=128),
 ]
-DRY = [Case("prompt", 1, 30, 40), Case("decode", 1, 99), Case("few latents", 1, 70, heads=16)]
+DRY = [Case("prompt", 1, 0, 20), Case("decode", 1, 99), Case("few latents", 1, 70, heads=16)]
 
 
 class Prepared(NamedTuple):
     """A case on the device."""
 
+    case: Case
     call: Callable[[Any], torch.Tensor]  # with counters of split keys, or None
     num_bytes: int  # of keys and values
     flops: float
@@ -78,6 +80,7 @@ def heads_of(bench: Bench, gpu: Any, case: Case) -> Prepared:
     q = bench.randn(case.rows * case.count, case.heads, DIM)
     keys = case.rows * (case.count * case.start + case.count * (case.count + 1) / 2)
     return Prepared(
+        case,
         lambda counters: attention(q, *caches, plan, SCORES, gpu, counters),
         case.rows * (case.start + case.count) * KV_HEADS * DIM * 4,
         4.0 * keys * case.heads * DIM,
@@ -105,7 +108,7 @@ def latents_of(bench: Bench, gpu: Any, case: Case) -> Prepared:
         return out
 
     size = case.rows * length
-    return Prepared(call, size * (RANK + ROPE) * 2, 2.0 * size * case.heads * (2 * RANK + ROPE))
+    return Prepared(case, call, size * (RANK + ROPE) * 2, 2.0 * size * case.heads * (2 * RANK + ROPE))
 
 
 def tiles_of(kind: str, *, is_dry: bool) -> dict[str, Any]:
@@ -115,47 +118,52 @@ def tiles_of(kind: str, *, is_dry: bool) -> dict[str, Any]:
     forms = {"prompt": tiles.PROMPTS, "decode": tiles.DECODES, "few latents": tiles.FEW_LATENTS}
     found = forms.get(kind, tiles.LATENTS)
     if is_dry:
-        name = [name for name, tile in found.items() if tile.walk.tma][-1]
+        name = [name for name, tile in found.items() if tile.walk.tma and not tile.walk.groups][-1]
         found = {name: found[name]}
     return {"default": tiles.CHOSEN[kind]} | found
 
 
-def figure(bench: Bench, case: Case, prepared: Prepared, counters: Any) -> dict[str, Any]:
+def prepared(bench: Bench, gpu: Any, cases: list[Case]) -> list[Prepared]:
+    """Cases on the device."""
+    return [(latents_of if "latents" in case.kind else heads_of)(bench, gpu, case) for case in cases]
+
+
+def figure(bench: Bench, one: Prepared, counters: Any) -> dict[str, Any]:
     """Time of a case with what is chosen now: of decodes in a graph, of prompts launched one by one."""
-    is_prompt = case.count > 1
-    seconds = bench.seconds(lambda: prepared.call(counters), is_captured=not is_prompt)
+    is_prompt = one.case.count > 1
+    seconds = bench.seconds(lambda: one.call(counters), is_captured=not is_prompt)
     found = {"us": round(seconds * 1e6, 1)}
     if not is_prompt:
-        found["of_bandwidth"] = round(prepared.num_bytes / seconds / bench.bandwidth, 3)
-    if case.kind != "decode":
-        found["of_peak"] = round(prepared.flops / seconds / bench.peak, 3)
+        found["of_bandwidth"] = round(one.num_bytes / seconds / bench.bandwidth, 3)
+    if one.case.kind != "decode":
+        found["of_peak"] = round(one.flops / seconds / bench.peak, 3)
     return found
 
 
-def forms(bench: Bench, gpu: Any, case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Figures of a case by form; decodes also with parts that the last program merges."""
+def forms(bench: Bench, gpu: Any, one: Prepared, *, roles: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Figures of a case by form, of those whose warps have `roles` or have none; decodes also with parts that
+    the last program merges."""
     from runtime.devices.cuda import attention_tiles as module
     from runtime.devices.cuda.attention import split_counters
 
-    prepared = (latents_of if "latents" in case.kind else heads_of)(bench, gpu, case)
     merging = {"": None}
-    if case.count == 1:
+    if one.case.kind == "decode":
         merging[", merging"] = split_counters(gpu, bench.torch_device)
-    expected = None
-    for name, tile in tiles_of(case.kind, is_dry=bench.is_dry).items():
+    expected = one.call(None).float()
+    for name, tile in tiles_of(one.case.kind, is_dry=bench.is_dry).items():
+        if roles != (tile is not None and tile.walk.groups > 0):
+            continue
         for suffix, counters in merging.items():
-            with set_table(module, CHOSEN=module.CHOSEN | {case.kind: tile}):
+            with set_table(module, CHOSEN=module.CHOSEN | {one.case.kind: tile}):
                 try:
-                    found = prepared.call(counters).float()
-                    expected = found if expected is None else expected
-                    error = (found - expected).abs().max().item()
-                    yield name + suffix, figure(bench, case, prepared, counters) | {"max_error": error}
+                    error = (one.call(counters).float() - expected).abs().max().item()
+                    yield name + suffix, figure(bench, one, counters) | {"max_error": error}
                 # one that needs more memory than there is tells something, too
                 except Exception as error:
                     yield name + suffix, {"error": f"{type(error).__name__}: {str(error)[:200]}"}
 
 
-def compile_all(bench: Bench, gpu: Any, cases: list[Case]) -> None:
+def compile_all(bench: Bench, gpu: Any, cases: list[Prepared]) -> None:
     """Compiles what the cases launch, many at a time."""
     from runtime.devices.cuda import attention_tiles as module
     from runtime.devices.cuda.attention import split_counters
@@ -164,17 +172,16 @@ def compile_all(bench: Bench, gpu: Any, cases: list[Case]) -> None:
 
     counters = split_counters(gpu, bench.torch_device)
     compiler = TritonCompiler(os.cpu_count() or 1, lambda: torch.cuda.set_device(0))
-    for case in cases:
-        prepared = (latents_of if "latents" in case.kind else heads_of)(bench, gpu, case)
-        try:
-            with compiler.compiling(without_progress):
-                for tile in tiles_of(case.kind, is_dry=False).values():
-                    with set_table(module, CHOSEN=module.CHOSEN | {case.kind: tile}):
-                        prepared.call(None)
-                        prepared.call(counters)
-        # measured one by one, each form says what is wrong with it
-        except Exception as error:
-            print(case.name, error, file=sys.stderr)
+    try:
+        with compiler.compiling(without_progress):
+            for one in cases:
+                for tile in tiles_of(one.case.kind, is_dry=False).values():
+                    with set_table(module, CHOSEN=module.CHOSEN | {one.case.kind: tile}):
+                        one.call(None)
+                        one.call(counters if one.case.kind == "decode" else None)
+    # measured one by one, each form says what is wrong with it
+    except Exception as error:
+        print(error, file=sys.stderr)
 
 
 def main() -> None:
@@ -193,15 +200,19 @@ def main() -> None:
 
     bench = Bench(args.dry)
     gpu = gpu_of(bench.torch_device)
-    cases = DRY if args.dry else [*PROMPTS, *DECODES, *LATENTS]
+    begin_s = time.monotonic()
+    cases = prepared(bench, gpu, DRY if args.dry else [*PROMPTS, *DECODES, *LATENTS])
+    figures = bench.figures("forms of attention")
     if not args.dry:
         compile_all(bench, gpu, cases)
+        figures["compiled in s"] = round(time.monotonic() - begin_s, 1)
     if args.compile:
         return
-    figures = bench.figures("forms of attention")
-    for case in cases:
-        for name, found in forms(bench, gpu, case):
-            figures[f"{case.name}: {name}"] = found
+    # those whose warps wait for one another last: one that waits forever costs no other figure
+    for roles in (False, True):
+        for one in cases:
+            for name, found in forms(bench, gpu, one, roles=roles):
+                figures[f"{one.case.name}: {name}"] = found
 
 
 if __name__ == "__main__":

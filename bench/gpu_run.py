@@ -77,7 +77,7 @@ def parts() -> dict[str, list[Section]]:
             Section("http", ("bench.gpu_serve",), 60, 140),
         ],
         "B": [
-            Section("forms of attention", ("bench.gpu_attention",), 30, 110),
+            Section("forms of attention", ("bench.gpu_attention",), 30, 120),
             Section("whole steps", ("bench.gpu_steps",), 40, 200),
             Section("idle", ("bench.gpu_idle",), 30, 60),
             Section("products and experts", ("bench.gpu_gemm",), 30, 80),

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
+from runtime.devices.cuda.attention_blocks import ROLES_DTYPE, as_arguments, launch_with_roles
 from runtime.devices.cuda.attention_tiles import (
     FILL,
     MAX_SPLITS,
@@ -216,13 +216,14 @@ def _grid_of(
     keys: Tensor,
     dim: int,
     launch: AttentionLaunch,
-    window: int,
+    scores: Scores,
     gpu: Gpu,
     counters: Tensor | None,
     *,
     is_plain: bool,
 ) -> _Grid:
-    """`counters`: of parts that are listed; None: nothing is."""
+    """`counters`: of parts that are listed; None: nothing is. `is_plain`: see select_tile."""
+    window = scores.window
     kv_heads = keys.shape[1]
     group = q.shape[1] // kv_heads
     max_queries = 1 if launch.ends is None else int(launch.ends[1].max())
@@ -237,6 +238,8 @@ def _grid_of(
     num_tiles = rows if tiles is None else tiles.shape[1]
     max_kv_len = min(launch.max_kv_len, window or launch.max_kv_len)
     splits = select_splits(num_tiles * columns, max_kv_len, tile, gpu)
+    if tile.walk.groups and (splits > 1 or scores.sinks is not None or q.dtype != ROLES_DTYPE):
+        return _grid_of(q, keys, dim, launch, scores, gpu, counters, is_plain=False)
     return _Grid(tile, group, heads, tiles, num_tiles, columns, splits)
 
 
@@ -264,13 +267,16 @@ def launch_attention(
     dim_v = values.shape[2]
     dim = max(keys.shape[2], dim_v)
     is_plain = _is_plain(keys, values, ropes, plan, scores)
-    grid = _grid_of(
-        q, keys, dim, launch, scores.window, gpu, counters if lists else None, is_plain=is_plain
-    )
+    grid = _grid_of(q, keys, dim, launch, scores, gpu, counters if lists else None, is_plain=is_plain)
     if grid.is_listed:
         parts = q.new_empty(grid.num_tiles, q.shape[1], dim_v, dtype=torch.float32)
         result = _Result(parts, parts.new_empty(parts.shape[:2]), out, counters)
         _launch_kernel(result, q, keys, values, launch, plan, scores, grid, q_rope, ropes, gpu)
+        return
+    if grid.tile.walk.groups and grid.tiles is not None:
+        places = plan.page_tables[0], launch.rows, grid.tiles
+        scale = scores.scale * LOG2E.value
+        launch_with_roles(out, q, (keys, values), places, launch.first, plan.page_size, scale, grid.tile)
         return
     if grid.splits == 1:
         result = _Result(out, out, None, None)
@@ -296,22 +302,6 @@ def launch_attention(
     )
 
 
-def _cache_arguments(
-    caches: list[Tensor | None], plan: AttentionPlan, tile: Tile
-) -> list[Tensor | TensorDescriptor]:
-    """Keys, values and rotary parts as the kernel takes them; keys in place of rotary parts that there are
-    not."""
-    found = [x for x in caches if x is not None]
-    arguments: list[Tensor | TensorDescriptor] = [*found]
-    if tile.walk.tma:
-        pages = [x.flatten(1).unflatten(0, (-1, plan.page_size)) for x in found]
-        dims = [x.shape[2] for x in found]
-        arguments = [
-            TensorDescriptor.from_tensor(x, [1, tile.n, dim]) for x, dim in zip(pages, dims, strict=True)
-        ]
-    return arguments if len(found) == len(caches) else [*arguments, arguments[0]]
-
-
 def _launch_kernel(
     result: _Result,
     q: Tensor,
@@ -334,7 +324,7 @@ def _launch_kernel(
     blocks = [next_power_of_2(dim, 16) for dim in dims]
     merged = result.out if result.merged is None else result.merged
     counters = rows if result.counters is None else result.counters
-    inputs = (q, queries, *_cache_arguments(caches, plan, grid.tile))
+    inputs = (q, queries, *as_arguments(caches, plan.page_size, grid.tile))
     pointers = (result.out, result.lse, merged, counters, *inputs)
     lists = (
         table,

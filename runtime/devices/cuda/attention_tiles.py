@@ -14,11 +14,13 @@ MAX_SPLITS = 128
 @dataclass(frozen=True, slots=True)
 class Walk:
     """How a program walks keys, see kernels/attention_keys.py: by descriptors (TMA), which a GPU of compute
-    capability 9 has; with scores scaled in the exponent; in steps of so many tiles."""
+    capability 9 has; with scores scaled in the exponent; in steps of so many tiles. With `groups` warps have
+    roles (kernels/attention_roles.py), and so many groups of them attend, each for 64 queries."""
 
     tma: bool = False
     folds: bool = False
     together: int = 1
+    groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,10 @@ PROMPTS = {
     "tma, 5 stages": Tile(128, 64, 8, 5, Walk(tma=True, folds=True)),
     "tma, steps of 128": Tile(128, 64, 8, 3, Walk(tma=True, folds=True, together=2)),
     "tma, 64 queries": Tile(64, 64, 4, 3, Walk(tma=True, folds=True)),
-    "tma, 64 queries, 2 stages": Tile(64, 64, 4, 2, Walk(tma=True, folds=True)),
     "64 queries": Tile(64, 64, 4, 5, Walk(folds=True)),
+    "roles, 2 groups": Tile(128, 64, 4, 4, Walk(tma=True, folds=True, groups=2)),
+    "roles, 2 groups, 5 stages": Tile(128, 64, 4, 5, Walk(tma=True, folds=True, groups=2)),
+    "roles, 3 groups": Tile(192, 64, 4, 5, Walk(tma=True, folds=True, groups=3)),
 }
 DECODES = {
     "tma, 3 stages": Tile(16, 64, 4, 3, Walk(tma=True, folds=True)),

@@ -1,0 +1,79 @@
+"""Caches as kernels read them with TMA: descriptors of blocks of tokens within a page."""
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from runtime.devices.cuda.attention_tiles import Tile
+
+ROLES_DTYPE = torch.bfloat16
+
+
+def _pages_of(cache: Tensor, page_size: int) -> Tensor:
+    """[tokens, heads, dim] as [pages, page_size, heads * dim], without a copy."""
+    return cache.flatten(1).unflatten(0, (-1, page_size))
+
+
+def as_arguments(
+    caches: list[Tensor | None], page_size: int, tile: Tile
+) -> list[Tensor | TensorDescriptor]:
+    """Keys, values and rotary parts as paged_attention_kernel takes them; keys in place of rotary parts that
+    there are not."""
+    found = [x for x in caches if x is not None]
+    arguments: list[Tensor | TensorDescriptor] = [*found]
+    if tile.walk.tma:
+        arguments = [
+            TensorDescriptor.from_tensor(_pages_of(x, page_size), [1, tile.n, x.shape[2]]) for x in found
+        ]
+    return arguments if len(found) == len(caches) else [*arguments, arguments[0]]
+
+
+def launch_with_roles(
+    out: Tensor,
+    q: Tensor,
+    caches: tuple[Tensor, Tensor],
+    lists: tuple[Tensor, Tensor, Tensor],
+    first: int,
+    page_size: int,
+    scale: float,
+    tile: Tile,
+) -> None:
+    """Attention of q [n, H, DIM] over bfloat16 caches [tokens, K, DIM] -> out [n, H, DIM], by warps with
+    roles. `lists`: the page table, rows and tiles of paged_attention_kernel; `first`: the step's number of
+    the first query; `scale`: of scores, times log2(e)."""
+    # an experimental part of Triton, which is imported where it is chosen alone
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+
+    from runtime.devices.cuda.kernels.attention_roles import DIM, KEYS, prompt_attention_kernel
+
+    kv_heads = caches[0].shape[1]
+    group = q.shape[1] // kv_heads
+    heads = min(group, tile.m)
+    block = [1, KEYS.value, DIM.value]
+    layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
+    blocks = [GluonDescriptor.from_tensor(_pages_of(x, page_size), block, layout) for x in caches]
+    table, rows, tiles = lists
+    prompt_attention_kernel[(tiles.shape[1], kv_heads * triton.cdiv(group, heads))](
+        out,
+        q,
+        *blocks,
+        table,
+        rows,
+        tiles,
+        rows.stride(0),
+        tiles.shape[1],
+        first,
+        table.stride(0),
+        q.stride(0),
+        q.stride(1),
+        scale,
+        GROUP=group,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        PAGE=page_size,
+        GROUPS=tile.walk.groups,
+        STAGES=tile.stages,
+        num_warps=tile.warps,
+    )
