@@ -6,15 +6,17 @@ from dataclasses import dataclass
 import torch
 import triton
 from torch import Tensor
+from torch.nn.functional import ScalingType, scaled_mm
 from triton import knobs
 
+from runtime.devices.cuda import gemm_tiles
 from runtime.devices.cuda.fragments import FRAGMENTS
 from runtime.devices.cuda.gemm_tiles import TORCH_FROM, Tile, TileBytes, select_splits, select_tile
 from runtime.devices.cuda.kernels.activation_quantization import quantize_groups_kernel, quantize_rows_kernel
 from runtime.devices.cuda.kernels.gemm import add_splits_kernel, gemm_kernel
 from runtime.devices.cuda.kernels.launch import Gpu, dot_type, next_power_of_2
 from runtime.devices.cuda.kernels.moe_permute import ExpertTiles
-from runtime.devices.cuda.weights import PackedWeight, pack_dense
+from runtime.devices.cuda.weights import SCALE_BLOCK, PackedWeight, pack_dense
 
 ROW_BLOCK = 4096  # numbers of a row that a program quantizes at once
 GROUP_BLOCK = 2048  # the same of groups
@@ -223,7 +225,9 @@ def _launch_kernel(
 ) -> None:
     """out [rows, outs], or partial sums [splits, rows, outs], which may become `merged` [rows, outs]."""
     values, weight, tile = inputs.values, packed.weight, grid.tile
-    optional = (inputs.factors, packed.scales, packed.zeros, packed.sums, bias)
+    blocks = packed.blocks if _takes_blocks(packed, tile, gate) else None
+    scales = packed.scales if blocks is None else blocks
+    optional = (inputs.factors, scales, packed.zeros, packed.sums, bias)
     pointers = (weight if tensor is None else tensor for tensor in optional)
     width = values.shape[1] if packed.kind in FRAGMENTS else packed.padded
     slots, expert_ids = (weight, weight) if tiles is None else (tiles.slots, tiles.expert_ids)
@@ -243,6 +247,7 @@ def _launch_kernel(
         values.stride(0),
         len(weight),
         1 if packed.scales is None else packed.scales.shape[1],
+        1 if blocks is None else blocks.shape[2],
         KIND=packed.kind,
         INPUTS=packed.inputs,
         GROUP=packed.group,
@@ -255,6 +260,7 @@ def _launch_kernel(
         GATE=gate,
         ROUTED="" if tiles is None else "tiles" if tiles.size else "single",
         REPEAT=inputs.repeat,
+        BLOCKED=blocks is not None,
         SPLIT=grid.splits > 1,
         MERGES=merged is not None,
         EVEN=width % tile.k == 0,
@@ -266,6 +272,12 @@ def _launch_kernel(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
+
+
+def _takes_blocks(packed: PackedWeight, tile: Tile, gate: str) -> bool:
+    """Whether a program's outputs have one scale for each block of inputs that it takes."""
+    is_whole = not gate or packed.outs // 2 % SCALE_BLOCK == 0
+    return gemm_tiles.SUMS_BY_BLOCK and packed.blocks is not None and tile.k == SCALE_BLOCK and is_whole
 
 
 def add_splits(
@@ -297,13 +309,9 @@ def supports_torch_gemm(packed: PackedWeight, rows: int, dtype: torch.dtype, gpu
         return False
     if packed.kind == "int8":
         return rows > 16
-    return (
-        packed.kind == "fp8"
-        and packed.inputs == "fp8"
-        and packed.group == 0
-        and gpu.has_fp8
-        and dtype == torch.bfloat16
-    )
+    has_scales = packed.group == 0 or (packed.blocks is not None and gpu.has_block_scales)
+    is_fp8 = packed.kind == "fp8" and packed.inputs == "fp8" and has_scales
+    return is_fp8 and gpu.has_fp8 and dtype == torch.bfloat16
 
 
 def linear(
@@ -337,6 +345,9 @@ def torch_gemm(
         add_splits(out, parts.unsqueeze(0), inputs.factors, packed, bias)
         return out
     assert inputs.factors is not None
+    if packed.group:
+        out = _torch_block_gemm(inputs.values, inputs.factors, packed)
+        return out if bias is None else out + bias
     out = torch._scaled_mm(
         inputs.values.view(torch.float8_e4m3fn),
         packed.weight[0].view(torch.float8_e4m3fn).T,
@@ -345,3 +356,25 @@ def torch_gemm(
         out_dtype=torch.bfloat16,
     )
     return out if bias is None else out + bias
+
+
+def _torch_block_gemm(values: Tensor, factors: Tensor, packed: PackedWeight) -> Tensor:
+    """Bytes [rows, ins] with scales [rows, groups] times a weight with scales of blocks -> bfloat16 [rows,
+    outs]. torch takes the scales of a group side by side (the layouts of cuBLAS: "Scaling Factors Layouts"),
+    and its scales of rows begin at multiples of 16 bytes."""
+    assert packed.blocks is not None
+    rows, whole = len(values), -(-len(values) // 4) * 4
+    by_group = factors.new_empty(factors.shape[1], whole)
+    by_group[:, :rows].copy_(factors.T)
+    if rows != whole:
+        values = torch.nn.functional.pad(values, (0, 0, 0, whole - rows))
+    out: Tensor = scaled_mm(
+        values.view(torch.float8_e4m3fn),
+        packed.weight[0].view(torch.float8_e4m3fn).T,
+        by_group.T,
+        ScalingType.BlockWise1x128,
+        packed.blocks[0].T,
+        ScalingType.BlockWise128x128,
+        output_dtype=torch.bfloat16,
+    )
+    return out[:rows]

@@ -12,6 +12,9 @@ from runtime.devices.cuda.kernels.launch import INTERPRETER, Gpu, next_power_of_
 
 # scheme -> number of rows from which torch's own product is taken instead of Triton's
 TORCH_FROM = {"fp8": 33, "fp8_static": 33, "int8": 65, "int8_static": 65}
+# whether sums of 8-bit floats with scales of blocks are kept in one multiplication a block
+# (kernels/gemm.py: BLOCKED), which no card has run yet. TORCH_FROM takes "fp8_block" for torch's product
+SUMS_BY_BLOCK = False
 # schemes whose 4-bit weights are packed in fragments (kernels/fragments.py), where their groups allow it;
 # "int4_weight" is the one that can be, and is not, as no card has shown yet that it pays. MXFP4 always is
 FRAGMENT_SCHEMES: frozenset[str] = frozenset()

@@ -24,6 +24,7 @@ from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 K_BLOCKS = (128, 64, 32, 16)  # numbers of inputs that gemm_kernel may take at a time
 # other groups are padded to a multiple of this, the fewest 8-bit numbers that tensor cores take
 GROUP_ALIGNMENT = 32
+SCALE_BLOCK = 128  # outputs and inputs of a block of 8-bit floats that shares a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,9 @@ class PackedWeight:
     input_offset: Tensor | None = None  # float32 [E]: input_offset
     sums: Tensor | None = None  # int32 [E, outs]
     biases: Tensor | None = None  # of experts, [E, outs]
+    # float32 [E, outs / 128, groups and up to three more], where groups are of 128 inputs, and blocks of as
+    # many outputs share their scales
+    blocks: Tensor | None = None
     gate: str = "silu"  # of experts that have a gate: silu, or clamped (models/gpt_oss.py)
 
     @property
@@ -137,7 +141,20 @@ def pack(weight: Quantized, fragments: frozenset[str] = FRAGMENT_SCHEMES) -> Pac
         scales,
         columns=columns,
         input_scale=input_scale,
+        blocks=_scale_blocks(scale) if inputs and group == SCALE_BLOCK and ins % group == 0 else None,
     )
+
+
+def _scale_blocks(scale: Tensor) -> Tensor | None:
+    """Scales [E, outs, groups] of blocks of SCALE_BLOCK outputs, [E, blocks, groups and zeros up to a
+    multiple of four], as cuBLAS takes them. None: outputs of a block have different ones."""
+    if scale.shape[1] % SCALE_BLOCK:
+        return None
+    each = scale.unflatten(1, (-1, SCALE_BLOCK))
+    blocks = each[:, :, 0]
+    if not bool((each == blocks.unsqueeze(2)).all()):
+        return None
+    return torch.nn.functional.pad(blocks, (0, -blocks.shape[2] % 4)).contiguous()
 
 
 def k_block_of(width: int) -> int:

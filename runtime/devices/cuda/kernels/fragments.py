@@ -29,13 +29,16 @@ ZERO_BITS: tl.constexpr = tl.constexpr(31)  # of a word of fragments4, those tha
 
 @triton.jit
 def _halves(bits: tl.tensor, KIND: tl.constexpr, DOT: tl.constexpr) -> tl.tensor:
-    """Words [N, PART / 2], each of two floats in 16 bits -> [N, PART], as bfloat16 or float16, or float32
-    where products are of float32."""
+    """Words [N, PART / 2], each of two floats in 16 bits -> [N, PART]: of bfloat16 or float16, or float32
+    where products are not of what they have."""
     HALF: tl.constexpr = tl.float16 if DOT == tl.float16 and KIND != "mxfp4" else tl.bfloat16
-    low = (bits & 0xFFFF).to(tl.uint16).to(HALF, bitcast=True)
-    high = (bits >> 16).to(tl.uint16).to(HALF, bitcast=True)
-    both = tl.reshape(tl.join(low, high), (bits.shape[0], PART))
-    return both.to(tl.float32) if DOT != HALF else both
+    if DOT == HALF:
+        low = (bits & 0xFFFF).to(tl.uint16).to(HALF, bitcast=True)
+        high = (bits >> 16).to(tl.uint16).to(HALF, bitcast=True)
+    else:  # a bfloat16 is the upper half of a float32
+        low = (bits << 16).to(tl.float32, bitcast=True)
+        high = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return tl.reshape(tl.join(low, high), (bits.shape[0], PART))
 
 
 @triton.jit

@@ -184,6 +184,51 @@ def _accumulate(
 
 
 @triton.jit
+def _block_factors(
+    factors: tl.tensor, scales: tl.tensor, block: tl.tensor, end: tl.tensor, is_row: tl.tensor
+) -> tl.tensor:
+    """Of a block of inputs: what its sums [M, N] are multiplied by, [M]. 0 beyond the last."""
+    is_there = block < end
+    factor = tl.load(factors + block, mask=is_row & is_there, other=0.0)
+    return factor * tl.load(scales + block, mask=is_there, other=0.0)
+
+
+@triton.jit
+def _accumulate_blocks(
+    x: tl.tensor,
+    weights: Weights,
+    gated_weights: Weights,
+    factors: tl.tensor,
+    is_row: tl.tensor,
+    is_out: tl.tensor,
+    ins: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    GATED: tl.constexpr,
+    F: tl.constexpr,
+) -> tuple:
+    """As `_accumulate`, where a block of K inputs and all outputs of the program have one scale: `scales` is a
+    pointer to the first of them. A block's sums are added by one multiplication, with factors that were read
+    while the block before was multiplied."""
+    acc = tl.zeros((F.M, F.N), tl.float32)
+    gated = tl.zeros((F.M, F.N), tl.float32) if GATED else acc
+    ahead = _block_factors(factors, weights.scales, begin, end, is_row)
+    gated_ahead = _block_factors(factors, gated_weights.scales, begin, end, is_row) if GATED else ahead
+    for block in tl.range(begin, end):
+        factor, gated_factor = ahead, gated_ahead
+        a = _load_inputs(x, block * F.K, ins, is_row, F)
+        w = _to_operand(_load_weights(weights.at, block, ins, is_out, F), weights.zeros, is_out, F)
+        ahead = _block_factors(factors, weights.scales, block + 1, end, is_row)
+        acc += _dot(a, w, None, F) * factor[:, None]
+        if GATED:
+            gated_raw = _load_weights(gated_weights.at, block, ins, is_out, F)
+            w = _to_operand(gated_raw, gated_weights.zeros, is_out, F)
+            gated_ahead = _block_factors(factors, gated_weights.scales, block + 1, end, is_row)
+            gated += _dot(a, w, None, F) * gated_factor[:, None]
+    return acc, gated
+
+
+@triton.jit
 def _finish(
     acc: tl.tensor,
     factor: tl.tensor,
@@ -282,6 +327,7 @@ def gemm_kernel(
     x_stride: tl.tensor,
     num_experts: tl.tensor,
     num_groups: tl.tensor,
+    scale_stride: tl.tensor,
     KIND: tl.constexpr,
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -294,6 +340,7 @@ def gemm_kernel(
     GATE: tl.constexpr,
     ROUTED: tl.constexpr,
     REPEAT: tl.constexpr,
+    BLOCKED: tl.constexpr,
     SPLIT: tl.constexpr,
     MERGES: tl.constexpr,
     EVEN: tl.constexpr,
@@ -305,7 +352,8 @@ def gemm_kernel(
 ) -> None:
     """Grid (tiles of rows * tiles of outputs, splits). Rows are those of x, or MoE slots, of which REPEAT
     share a row of x. GATE: "" for none, silu or clamped. ROUTED: "" for one weight, "tiles" for slots int32 [tiles * M] and expert_ids int32
-    [tiles], "single" for one slot and expert per tile. out [num_rows, outs]; or, with splits, uncorrected
+    [tiles], "single" for one slot and expert per tile. BLOCKED: scales are of blocks, float32 [E, outs / 128,
+    scale_stride], and K is 128. out [num_rows, outs]; or, with splits, uncorrected
     sums [splits, num_rows, outs], which with MERGES become `merged` [num_rows, outs]; then `counters`, int32
     [programs], are 0 before and after the launch."""
     F: tl.constexpr = Format(KIND, INPUTS, GROUP, GROUPED_INPUTS, HAS_ZEROS, EVEN, NATIVE, M, N, K, DOT)
@@ -337,17 +385,25 @@ def gemm_kernel(
         end = tl.minimum(begin + each, blocks)
         gated_at = at + (expert * 0 + outs) * width
         xs, behind = x + source * x_stride, grouped + outs
+        row_factors = factors + source * num_groups
+        weights = Weights(at, scales + grouped, zeros + grouped)
+        gated_weights = Weights(gated_at, scales + behind, zeros + behind)
         if FRAGMENTS:
             acc, gated = sum_fragments(
                 xs, at, scales + grouped, is_row, is_out, ins, rows, gated_at, begin, end,
                 GATED, EVEN, KIND, GROUP, M, N, DOT,
             )
+        elif BLOCKED:
+            first = expert * (rows // 128) + column * N // 128
+            blocks_at = scales + first * scale_stride
+            weights = Weights(at, blocks_at, zeros)
+            gated_weights = Weights(gated_at, blocks_at + outs // 128 * scale_stride, zeros)
+            acc, gated = _accumulate_blocks(
+                xs, weights, gated_weights, row_factors, is_row, is_out, ins, begin, end, GATED, F
+            )
         else:
-            weights = Weights(at, scales + grouped, zeros + grouped)
-            gated_weights = Weights(gated_at, scales + behind, zeros + behind)
-            rows_factors = factors + source * num_groups
             acc, gated = _accumulate(
-                xs, weights, gated_weights, rows_factors, is_row, is_out, ins, rows, begin, end, GATED, F
+                xs, weights, gated_weights, row_factors, is_row, is_out, ins, rows, begin, end, GATED, F
             )
         target = row.to(tl.int64)[:, None] * outs + n[None, :]
         mask = is_row[:, None] & is_out[None, :]

@@ -28,6 +28,7 @@ class Gpu:
     shared_bytes: int  # shared memory of a multiprocessor, for all programs on it
     has_fp8: bool = False  # whether tensor cores multiply 8-bit floats
     starts_early: bool = False  # whether kernels start before those ahead of them have ended
+    has_block_scales: bool = False  # whether cuBLAS multiplies 8-bit floats with scales of blocks
 
 
 INTERPRETER = Gpu(num_cores=4, shared_bytes=1 << 30)  # numpy likes few and large tiles
@@ -42,6 +43,7 @@ def gpu_of(torch_device: torch.device) -> Gpu:
         properties.multi_processor_count,
         properties.shared_memory_per_multiprocessor,
         (properties.major, properties.minor) >= (8, 9),
+        has_block_scales=properties.major == 9,
     )
 
 
