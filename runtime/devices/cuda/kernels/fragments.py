@@ -24,6 +24,15 @@ import triton.language as tl
 BLOCK: tl.constexpr = tl.constexpr(128)  # inputs at a time
 PART: tl.constexpr = tl.constexpr(32)  # inputs of a part
 WORDS: tl.constexpr = tl.constexpr(16)  # of a block of an output
+AND_OR: tl.constexpr = tl.constexpr("lop3.b32 $0, $1, $2, $3, 0xEA;")  # (a & b) | c of words
+# (a + b) * c of pairs of bfloat16, by instructions that every GPU from sm_80 on has
+ADD_MULTIPLY: tl.constexpr = tl.constexpr("""{
+    .reg .b32 one, nothing, sum;
+    mov.b32 one, 0x3f803f80;
+    mov.b32 nothing, 0x80008000;
+    fma.rn.bf16x2 sum, $1, one, $2;
+    fma.rn.bf16x2 $0, sum, $3, nothing;
+}""")
 ZERO_BITS: tl.constexpr = tl.constexpr(31)  # of a word of fragments4, those that are its zero point
 
 
@@ -46,10 +55,20 @@ def _unsigned(words: tl.tensor, scale: tl.tensor, part: tl.constexpr, DOT: tl.co
     """Codes of a part minus the zero points of their outputs, times their scales, [N, PART]."""
     HALF: tl.constexpr = tl.float16 if DOT == tl.float16 else tl.bfloat16
     ONES: tl.constexpr = 0x64006400 if DOT == tl.float16 else 0x43004300
-    numbers = _halves(((words >> (4 * part)) & 0x000F000F) | ONES, "fragments4", DOT)
+    bits = words >> (4 * part)
+    if DOT == tl.bfloat16:
+        operands = bits, tl.full(bits.shape, 0x000F000F, tl.uint32), tl.full(bits.shape, ONES, tl.uint32)
+        bits = tl.inline_asm_elementwise(AND_OR, "=r,r,r,r", operands, tl.uint32, is_pure=True, pack=1)
+    else:
+        bits = (bits & 0x000F000F) | ONES
+    numbers = _halves(bits, "fragments4", DOT)
     zeros = ((scale & ZERO_BITS) | (ONES & 0xFFFF)).to(tl.uint16).to(HALF, bitcast=True)
     factor = (scale & 0xFFFFFFE0).to(tl.float32, bitcast=True)
-    return (numbers - zeros.to(DOT)[:, None]) * factor.to(DOT)[:, None]
+    if DOT == tl.bfloat16:  # two at a time, which the compiler does not find
+        operands = numbers, -zeros[:, None], factor.to(DOT)[:, None]
+        return tl.inline_asm_elementwise(ADD_MULTIPLY, "=r,r,r,r", operands, tl.bfloat16, is_pure=True, pack=2)
+    else:
+        return (numbers - zeros.to(DOT)[:, None]) * factor.to(DOT)[:, None]
 
 
 @triton.jit
