@@ -80,6 +80,7 @@ def parts() -> dict[str, list[Section]]:
             Section("forms of attention", ("bench.gpu_attention",), 30, 120),
             Section("whole steps", ("bench.gpu_steps",), 40, 200),
             Section("idle", ("bench.gpu_idle",), 30, 60),
+            Section("kernels of products", ("bench.gpu_gemm", "--compile"), 30, 90),
             Section("products and experts", ("bench.gpu_gemm",), 30, 80),
             Section("tuning", ("bench.gpu_tuning",), 30, 50),
             Section("kernels", ("bench.gpu",), 20, 50),

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 import torch
 import triton
 from torch import Tensor
+from torch.nn.functional import ScalingType, scaled_mm
 from triton import knobs
 
+from runtime.devices.cuda import gemm_tiles
+from runtime.devices.cuda.fragments import FRAGMENTS
 from runtime.devices.cuda.gemm_tiles import TORCH_FROM, Tile, TileBytes, select_splits, select_tile
 from runtime.devices.cuda.kernels.activation_quantization import quantize_groups_kernel, quantize_rows_kernel
 from runtime.devices.cuda.kernels.gemm import add_splits_kernel, gemm_kernel
 from runtime.devices.cuda.kernels.launch import Gpu, dot_type, next_power_of_2
 from runtime.devices.cuda.kernels.moe_permute import ExpertTiles
-from runtime.devices.cuda.weights import PackedWeight, pack_dense
+from runtime.devices.cuda.weights import SCALE_BLOCK, PackedWeight, pack_dense
 
 ROW_BLOCK = 4096  # numbers of a row that a program quantizes at once
 GROUP_BLOCK = 2048  # the same of groups
@@ -136,16 +139,17 @@ def split_counters(gpu: Gpu, torch_device: torch.device) -> Tensor:
 def gated_product(x: Tensor, weight: Tensor, gpu: Gpu) -> Tensor:
     """silu(gate(x)) * up(x) of x [N, ins] and a weight in full [2 * D, ins], gate above up -> [N, D]."""
     inputs, packed = GemmInputs(x if x.stride(-1) == 1 else x.contiguous(), None, 1), pack_dense(weight[None])
-    return _multiply(inputs, packed, None, len(x), len(x), x.dtype, gpu, is_gated=True)
+    return _multiply(inputs, packed, None, len(x), len(x), x.dtype, gpu, gate="silu")
 
 
 def grouped_gemm(
-    x: Tensor, packed: PackedWeight, tiles: ExpertTiles, ids: Tensor, repeat: int, gpu: Gpu, *, is_gated: bool
+    x: Tensor, packed: PackedWeight, tiles: ExpertTiles, ids: Tensor, repeat: int, gpu: Gpu, *, gate: str
 ) -> Tensor:
     """Products of slots with their experts' weights: x [T * k / repeat, ins] -> [T * k, outs], or [T * k,
-    outs / 2] where it is gated. Rows of other ranks' experts are undefined."""
+    outs / 2] with a `gate`, silu or clamped. Rows of other ranks' experts are undefined."""
     inputs = quantize_activations(x, packed, ids, repeat)
-    return _multiply(inputs, packed, tiles, ids.numel(), tiles.size or 1, x.dtype, gpu, is_gated=is_gated)
+    rows, bias = ids.numel(), packed.biases
+    return _multiply(inputs, packed, tiles, rows, tiles.size or 1, x.dtype, gpu, bias=bias, gate=gate)
 
 
 def _multiply(
@@ -157,36 +161,38 @@ def _multiply(
     dtype: torch.dtype,
     gpu: Gpu,
     bias: Tensor | None = None,
-    is_gated: bool = False,
+    gate: str = "",
     counters: Tensor | None = None,
 ) -> Tensor:
     """Sizes the launch, and adds the parts where the inputs are split."""
-    outs = packed.outs // 2 if is_gated else packed.outs
+    outs = packed.outs // 2 if gate else packed.outs
     values = inputs.values
+    is_packed = packed.kind in ("codes4", *FRAGMENTS)
     tile_bytes = TileBytes(
         values.itemsize,
-        0.5 if packed.kind == "codes4" else packed.weight.itemsize,
+        0.5 if is_packed else packed.weight.itemsize,
         packed.k_block,
-        packed.kind == "codes4",
-        is_gated,
+        is_packed,
+        gate != "",
         not packed.inputs and values.dtype == torch.float32,
         packed.group > 0,
+        packed.kind in FRAGMENTS,
     )
     tile = select_tile(tile_rows, outs, tile_bytes, gpu)
     size = tile.m if tiles is None else tiles.size or 16
     num_tiles = triton.cdiv(num_rows, size) if tiles is None else len(tiles.expert_ids.view(-1))
     programs = num_tiles * triton.cdiv(outs, tile.n)
-    is_whole = tiles is not None or is_gated
+    is_whole = tiles is not None or gate != ""
     splits = 1 if is_whole else select_splits(programs, num_rows, packed.padded // tile.k, gpu)
     out = values.new_empty(num_rows, outs, dtype=dtype)
     grid = _Grid(num_tiles, programs, splits, size, tile, packed.inputs == "fp8" and gpu.has_fp8)
     if splits == 1:
-        _launch_kernel(out, None, None, inputs, packed, tiles, grid, dtype, bias, is_gated)
+        _launch_kernel(out, None, None, inputs, packed, tiles, grid, dtype, bias, gate)
         return out
     is_exact = packed.inputs == "int8" and packed.group == 0
     parts = values.new_empty(splits, num_rows, outs, dtype=torch.int32 if is_exact else torch.float32)
     merged = None if counters is None else out
-    _launch_kernel(parts, merged, counters, inputs, packed, tiles, grid, dtype, bias, is_gated)
+    _launch_kernel(parts, merged, counters, inputs, packed, tiles, grid, dtype, bias, gate)
     if merged is not None:
         return out
     add_splits(out, parts, None if packed.has_group_input_scales else inputs.factors, packed, bias)
@@ -215,12 +221,15 @@ def _launch_kernel(
     grid: _Grid,
     dtype: torch.dtype,
     bias: Tensor | None,
-    is_gated: bool,
+    gate: str,
 ) -> None:
     """out [rows, outs], or partial sums [splits, rows, outs], which may become `merged` [rows, outs]."""
     values, weight, tile = inputs.values, packed.weight, grid.tile
-    optional = (inputs.factors, packed.scales, packed.zeros, packed.sums, bias)
+    blocks = packed.blocks if _takes_blocks(packed, tile, gate) else None
+    scales = packed.scales if blocks is None else blocks
+    optional = (inputs.factors, scales, packed.zeros, packed.sums, bias)
     pointers = (weight if tensor is None else tensor for tensor in optional)
+    width = values.shape[1] if packed.kind in FRAGMENTS else packed.padded
     slots, expert_ids = (weight, weight) if tiles is None else (tiles.slots, tiles.expert_ids)
     gemm_kernel[(grid.programs, grid.splits)](
         out,
@@ -234,25 +243,27 @@ def _launch_kernel(
         out.shape[-2],
         grid.num_tiles,
         out.shape[-1],
-        packed.padded,
+        width,
         values.stride(0),
         len(weight),
         1 if packed.scales is None else packed.scales.shape[1],
+        1 if blocks is None else blocks.shape[2],
         KIND=packed.kind,
         INPUTS=packed.inputs,
         GROUP=packed.group,
         GROUPED_INPUTS=packed.has_group_input_scales,
         HAS_ZEROS=packed.zeros is not None,
         FACTORED=inputs.factors is not None and not packed.has_group_input_scales,
-        SCALED=packed.scales is not None and packed.group == 0,
+        SCALED=packed.has_output_scales,
         HAS_SUMS=packed.sums is not None,
         HAS_BIAS=bias is not None,
-        GATED=is_gated,
+        GATE=gate,
         ROUTED="" if tiles is None else "tiles" if tiles.size else "single",
         REPEAT=inputs.repeat,
+        BLOCKED=blocks is not None,
         SPLIT=grid.splits > 1,
         MERGES=merged is not None,
-        EVEN=packed.padded % tile.k == 0,
+        EVEN=width % tile.k == 0,
         NATIVE=grid.has_fp8 and not knobs.runtime.interpret,
         M=grid.rows,
         N=tile.n,
@@ -261,6 +272,12 @@ def _launch_kernel(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
+
+
+def _takes_blocks(packed: PackedWeight, tile: Tile, gate: str) -> bool:
+    """Whether a program's outputs have one scale for each block of inputs that it takes."""
+    is_whole = not gate or packed.outs // 2 % SCALE_BLOCK == 0
+    return gemm_tiles.SUMS_BY_BLOCK and packed.blocks is not None and tile.k == SCALE_BLOCK and is_whole
 
 
 def add_splits(
@@ -276,7 +293,7 @@ def add_splits(
         len(out),
         packed.outs,
         FACTORED=factors is not None,
-        SCALED=packed.scales is not None and packed.group == 0,
+        SCALED=packed.has_output_scales,
         HAS_SUMS=packed.sums is not None,
         HAS_BIAS=bias is not None,
         SPLITS=len(parts),
@@ -292,13 +309,9 @@ def supports_torch_gemm(packed: PackedWeight, rows: int, dtype: torch.dtype, gpu
         return False
     if packed.kind == "int8":
         return rows > 16
-    return (
-        packed.kind == "fp8"
-        and packed.inputs == "fp8"
-        and packed.group == 0
-        and gpu.has_fp8
-        and dtype == torch.bfloat16
-    )
+    has_scales = packed.group == 0 or (packed.blocks is not None and gpu.has_block_scales)
+    is_fp8 = packed.kind == "fp8" and packed.inputs == "fp8" and has_scales
+    return is_fp8 and gpu.has_fp8 and dtype == torch.bfloat16
 
 
 def linear(
@@ -332,6 +345,9 @@ def torch_gemm(
         add_splits(out, parts.unsqueeze(0), inputs.factors, packed, bias)
         return out
     assert inputs.factors is not None
+    if packed.group:
+        out = _torch_block_gemm(inputs.values, inputs.factors, packed)
+        return out if bias is None else out + bias
     out = torch._scaled_mm(
         inputs.values.view(torch.float8_e4m3fn),
         packed.weight[0].view(torch.float8_e4m3fn).T,
@@ -340,3 +356,25 @@ def torch_gemm(
         out_dtype=torch.bfloat16,
     )
     return out if bias is None else out + bias
+
+
+def _torch_block_gemm(values: Tensor, factors: Tensor, packed: PackedWeight) -> Tensor:
+    """Bytes [rows, ins] with scales [rows, groups] times a weight with scales of blocks -> bfloat16 [rows,
+    outs]. torch takes the scales of a group side by side (the layouts of cuBLAS: "Scaling Factors Layouts"),
+    and its scales of rows begin at multiples of 16 bytes."""
+    assert packed.blocks is not None
+    rows, whole = len(values), -(-len(values) // 4) * 4
+    by_group = factors.new_empty(factors.shape[1], whole)
+    by_group[:, :rows].copy_(factors.T)
+    if rows != whole:
+        values = torch.nn.functional.pad(values, (0, 0, 0, whole - rows))
+    out: Tensor = scaled_mm(
+        values.view(torch.float8_e4m3fn),
+        packed.weight[0].view(torch.float8_e4m3fn).T,
+        by_group.T,
+        ScalingType.BlockWise1x128,
+        packed.blocks[0].T,
+        ScalingType.BlockWise128x128,
+        output_dtype=torch.bfloat16,
+    )
+    return out[:rows]

@@ -12,6 +12,12 @@ from runtime.devices.cuda.kernels.launch import INTERPRETER, Gpu, next_power_of_
 
 # scheme -> number of rows from which torch's own product is taken instead of Triton's
 TORCH_FROM = {"fp8": 33, "fp8_static": 33, "int8": 65, "int8_static": 65}
+# whether sums of 8-bit floats with scales of blocks are kept in one multiplication a block
+# (kernels/gemm.py: BLOCKED), which no card has run yet. TORCH_FROM takes "fp8_block" for torch's product
+SUMS_BY_BLOCK = False
+# schemes whose 4-bit weights are packed in fragments (kernels/fragments.py), where their groups allow it;
+# "int4_weight" is the one that can be, and is not, as no card has shown yet that it pays. MXFP4 always is
+FRAGMENT_SCHEMES: frozenset[str] = frozenset()
 # the most rows of products with weights in full that kernels/gemv.py computes in place of cuBLAS; 0: none, as
 # no card has shown yet from which number of rows on cuBLAS is faster (--gemv-max-rows)
 GEMV_ROWS = 0
@@ -50,10 +56,13 @@ class TileBytes:
     is_gated: bool
     is_wide: bool  # float32 products
     is_grouped: bool = False  # a group's sums next to the total: twice the registers
+    is_fragments: bool = False  # weights are in fragments
 
 
 #       rows up to: rows, outputs, inputs, warps of a tile
 TILES = {16: (16, 64, 128, 4), 32: (32, 64, 128, 4), 64: (64, 128, 128, 4), 1 << 30: (128, 128, 64, 8)}
+# of weights in fragments: rows, outputs (of each half where they are gated), warps
+FRAGMENT_TILES = {16: (16, 64, 4), 32: (32, 64, 4), 64: (64, 128, 8), 1 << 30: (128, 128, 8)}
 WIDE = {16: (16, 32, 64, 4), 1 << 30: (64, 64, 32, 4)}  # of float32 numbers, each product of which is three
 
 
@@ -68,6 +77,8 @@ def select_tile(rows: int, outs: int, tile_bytes: TileBytes, gpu: Gpu) -> Tile:
         return Tile(
             min(next_power_of_2(rows, 16), 64), min(next_power_of_2(outs, 16), 128), tile_bytes.k_block, 4, 1
         )
+    if tile_bytes.is_fragments:
+        return _fragment_tile(rows, tile_bytes, gpu)
     table = WIDE if tile_bytes.is_wide else TILES
     m, n, k, warps = next(size for most, size in table.items() if rows <= most)
     if tile_bytes.is_gated:
@@ -85,6 +96,17 @@ def select_tile(rows: int, outs: int, tile_bytes: TileBytes, gpu: Gpu) -> Tile:
     )
     room = min(gpu.shared_bytes, 228 << 10) - (2 << 10) - unpacked
     return Tile(m, n, k, warps, max(2, min(4, int(room / per_stage))))
+
+
+def _fragment_tile(rows: int, tile_bytes: TileBytes, gpu: Gpu) -> Tile:
+    """Sizes of a program with weights in fragments. Products of groups of warps are of 64 outputs."""
+    m, n, warps = next(size for most, size in FRAGMENT_TILES.items() if rows <= most)
+    if tile_bytes.is_wide:
+        n = 64
+    halves, k = 1 + tile_bytes.is_gated, tile_bytes.k_block
+    per_stage = k * (m * tile_bytes.input_bytes + n * halves * tile_bytes.weight_bytes) + 4 * n * halves
+    room = min(gpu.shared_bytes, 228 << 10) - (2 << 10)
+    return Tile(m, n, k, warps, max(2, min(6 if m <= 32 else 4, int(room / per_stage))))
 
 
 def select_splits(programs: int, rows: int, num_k_blocks: int, gpu: Gpu) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm
 
 from runtime.devices.base import Quantized
+from runtime.devices.cuda.fragments import MOST_EXPONENT
 from runtime.devices.cuda.gemm import grouped_gemm
 from runtime.devices.cuda.gemm_tiles import SINGLE_SLOTS, TORCH_GROUPED_FROM, rows_of
 from runtime.devices.cuda.kernels.activation import act_and_mul
@@ -20,8 +21,10 @@ from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.moe_permute import moe_align_block_size, moe_sum_reduce
 from runtime.devices.cuda.kernels.moe_routing import route
 from runtime.devices.cuda.options import KernelFusion
-from runtime.devices.cuda.weights import PackedWeight, pack, pack_dense
+from runtime.devices.cuda.weights import PackedWeight, pack, pack_dense, pack_mxfp4
+from runtime.devices.operands import CodedStack
 from runtime.devices.torch_rearranged import rearranged_tensors
+from runtime.layers.quantization.mxfp4 import GROUP, dequantized
 from runtime.models.config.moe_config import Routing
 
 ExpertWeights = tuple[PackedWeight, PackedWeight]
@@ -49,6 +52,27 @@ class CudaExperts:
     def pack_quantized(self, gate_up: Quantized, down: Quantized) -> ExpertWeights:
         """Quantized weights. Raises ModelError for a shape that no kernel takes."""
         return pack(gate_up), pack(down)
+
+    def pack_clamped(self, gate_up: Tensor, down: Tensor, biases: tuple[Tensor, Tensor]) -> ExpertWeights:
+        """See ClampedExperts.pack_clamped."""
+        first = pack_dense(gate_up.contiguous(), biases[0], "clamped")
+        return first, pack_dense(down.contiguous(), biases[1])
+
+    @property
+    def packs_mxfp4(self) -> bool:
+        """In all dtypes."""
+        return True
+
+    def pack_clamped_mxfp4(
+        self, gate_up: CodedStack, down: CodedStack, biases: tuple[Tensor, Tensor]
+    ) -> ExpertWeights:
+        """See ClampedExperts.pack_clamped_mxfp4. Experts with larger scales than fragments have, which no
+        known checkpoint has, become plain numbers."""
+        if max(int(exponents.max()) for _, exponents in (gate_up, down)) > MOST_EXPONENT:
+            stacks = ((codes.unflatten(2, (-1, GROUP // 2)), scales) for codes, scales in (gate_up, down))
+            plain = (dequantized(*stack).to(biases[0].dtype) for stack in stacks)
+            return self.pack_clamped(*plain, biases)
+        return pack_mxfp4(gate_up, biases[0], "clamped"), pack_mxfp4(down, biases[1], "silu")
 
     def rearranged(
         self, packed: ExpertWeights, added: ExpertWeights | None, order: Sequence[int]
@@ -99,8 +123,8 @@ class CudaExperts:
             return moe_sum_reduce(slots, ids, weights.contiguous(), num_experts, other)
         size = 0 if num_slots <= SINGLE_SLOTS else rows_of(-(-num_slots // num_experts), self.gpu)
         tiles = moe_align_block_size(ids, num_experts, size, fuses=self.fusion != "off")
-        inner = grouped_gemm(x, gate_up, tiles, ids, ids.shape[1], self.gpu, is_gated=True)
-        slots = grouped_gemm(inner, down, tiles, ids, 1, self.gpu, is_gated=False)
+        inner = grouped_gemm(x, gate_up, tiles, ids, ids.shape[1], self.gpu, gate=gate_up.gate)
+        slots = grouped_gemm(inner, down, tiles, ids, 1, self.gpu, gate="")
         other = None if added is None else added()
         return moe_sum_reduce(slots, ids, weights.contiguous(), num_experts, other)
 
@@ -109,7 +133,9 @@ class CudaExperts:
         multiples of 16."""
         if self.grouped_from is None or num_slots < self.grouped_from * len(packed[0].weight):
             return False
-        is_plain = all(one.kind == "plain" and one.ins % 8 == one.outs % 8 == 0 for one in packed)
+        is_plain = all(
+            one.kind == "plain" and one.biases is None and one.ins % 8 == one.outs % 8 == 0 for one in packed
+        )
         return is_plain and x.dtype == torch.bfloat16
 
 

@@ -7,12 +7,24 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Quantized
+from runtime.devices.cuda.fragments import (
+    BLOCK,
+    FRAGMENTS,
+    PART,
+    exponent_words,
+    scale_words,
+    takes_group,
+    to_words,
+)
+from runtime.devices.cuda.gemm_tiles import FRAGMENT_SCHEMES
+from runtime.devices.operands import CodedStack
 from runtime.layers.quantization.dequantize import unpack_codes
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
 
 K_BLOCKS = (128, 64, 32, 16)  # numbers of inputs that gemm_kernel may take at a time
 # other groups are padded to a multiple of this, the fewest 8-bit numbers that tensor cores take
 GROUP_ALIGNMENT = 32
+SCALE_BLOCK = 128  # outputs and inputs of a block of 8-bit floats that shares a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +32,10 @@ class PackedWeight:
     """E weights [outs, ins]. `padded`: ins, with padded groups."""
 
     scheme: str  # one of SCHEMES, or "" for weights in full
-    kind: str  # format of the weights: plain, fp8, int8, codes4, codes8
+    kind: str  # format of the weights: plain, fp8, int8, codes4, codes8, or one of FRAGMENTS
     inputs: str  # format that activations are quantized to: fp8, int8, or "" where they are not
-    # [E, outs, padded], 8-bit floats as bytes; codes4: [E, outs, padded / 2], see `interleave`
+    # [E, outs, padded], 8-bit floats as bytes; codes4: [E, outs, padded / 2], see `interleave`; FRAGMENTS:
+    # int32 [E, outs, padded / 8], see kernels/fragments.py
     weight: Tensor
     outs: int
     ins: int
@@ -30,12 +43,17 @@ class PackedWeight:
     group: int = 0  # padded inputs that share a scale; 0: all
     source_group: int = 0  # inputs that share a scale; 0: all
     k_block: int = K_BLOCKS[0]  # the most inputs that a program takes at a time; for codes4, the exact number
-    scales: Tensor | None = None  # float32 [E, groups, outs]
+    scales: Tensor | None = None  # float32 [E, groups, outs]; FRAGMENTS: words, int32 [E, groups, outs]
     zeros: Tensor | None = None  # uint8 [E, groups, outs]
     columns: Tensor | None = None  # int32 [E, padded]: the input of each column; -1: padding
     input_scale: Tensor | None = None  # float32 [E]: input_scale
     input_offset: Tensor | None = None  # float32 [E]: input_offset
     sums: Tensor | None = None  # int32 [E, outs]
+    biases: Tensor | None = None  # of experts, [E, outs]
+    # float32 [E, outs / 128, groups and up to three more], where groups are of 128 inputs, and blocks of as
+    # many outputs share their scales
+    blocks: Tensor | None = None
+    gate: str = "silu"  # of experts that have a gate: silu, or clamped (models/gpt_oss.py)
 
     @property
     def has_group_input_scales(self) -> bool:
@@ -43,19 +61,37 @@ class PackedWeight:
         return self.inputs == "fp8" and self.group > 0 and self.input_scale is None
 
     @property
+    def has_output_scales(self) -> bool:
+        """Whether all inputs of an output share a scale, and sums are multiplied by it."""
+        return self.scales is not None and self.group == 0 and self.kind not in FRAGMENTS
+
+    @property
     def has_expert_inputs(self) -> bool:
         """Whether a token's activations differ between experts."""
         return self.columns is not None or self.input_scale is not None
 
 
-def pack_dense(weight: Tensor) -> PackedWeight:
-    """Weights in full, [E, outs, ins]."""
-    return PackedWeight("", "plain", "", weight, *weight.shape[1:], weight.shape[2])
+def pack_dense(weight: Tensor, biases: Tensor | None = None, gate: str = "silu") -> PackedWeight:
+    """Weights in full, [E, outs, ins], and what experts have besides."""
+    shape = weight.shape
+    return PackedWeight("", "plain", "", weight, *shape[1:], shape[2], biases=biases, gate=gate)
 
 
-def pack(weight: Quantized) -> PackedWeight:
+def pack_mxfp4(stack: CodedStack, biases: Tensor, gate: str) -> PackedWeight:
+    """Experts in MXFP4, with exponents of at most fragments.MOST_EXPONENT, and their biases [E, outs]."""
+    codes, exponents = stack
+    words = torch.stack([to_words(unpack_codes(one, 4), "mxfp4") for one in codes])
+    outs, ins = codes.shape[1], codes.shape[2] * 2
+    padded, scales = words.shape[2] * 8, exponent_words(exponents)
+    kinds = "", "mxfp4", ""
+    return PackedWeight(
+        *kinds, words, outs, ins, padded, PART, PART, BLOCK, scales.contiguous(), biases=biases, gate=gate
+    )
+
+
+def pack(weight: Quantized, fragments: frozenset[str] = FRAGMENT_SCHEMES) -> PackedWeight:
     """A quantized weight, or a stack of them. The bytes are the checkpoint's, except for 4-bit codes and for
-    groups of other sizes than the kernel takes."""
+    groups of other sizes than the kernel takes. `fragments`: as gemm_tiles.FRAGMENT_SCHEMES."""
     scheme = weight.scheme
     numbers, scale = (t if t.dim() == 3 else t.unsqueeze(0) for t in (weight.weight, weight.scale))
     has_groups = scale.shape[2] > 1
@@ -67,7 +103,8 @@ def pack(weight: Quantized) -> PackedWeight:
     sums = None if weight.sums is None else weight.sums.reshape(len(numbers), -1)
     outs, ins = numbers.shape[1:]
     if isinstance(scheme, PackedInt):
-        return _pack_codes(weight, scheme, numbers, scales, inputs)
+        found = _pack_fragments(weight, scheme, numbers, scales) if scheme.name in fragments else None
+        return _pack_codes(weight, scheme, numbers, scales, inputs) if found is None else found
     if isinstance(scheme, Int8):
         return PackedWeight(
             scheme.name,
@@ -104,12 +141,50 @@ def pack(weight: Quantized) -> PackedWeight:
         scales,
         columns=columns,
         input_scale=input_scale,
+        blocks=_scale_blocks(scale) if inputs and group == SCALE_BLOCK and ins % group == 0 else None,
     )
+
+
+def _scale_blocks(scale: Tensor) -> Tensor | None:
+    """Scales [E, outs, groups] of blocks of SCALE_BLOCK outputs, [E, blocks, groups and zeros up to a
+    multiple of four], as cuBLAS takes them. None: outputs of a block have different ones."""
+    if scale.shape[1] % SCALE_BLOCK:
+        return None
+    each = scale.unflatten(1, (-1, SCALE_BLOCK))
+    blocks = each[:, :, 0]
+    if not bool((each == blocks.unsqueeze(2)).all()):
+        return None
+    return torch.nn.functional.pad(blocks, (0, -blocks.shape[2] % 4)).contiguous()
 
 
 def k_block_of(width: int) -> int:
     """The longest piece of whole groups of this width; 0: of no groups."""
     return next(k_block for k_block in K_BLOCKS if width % k_block == 0)
+
+
+def _pack_fragments(
+    weight: Quantized, scheme: PackedInt, numbers: Tensor, scales: Tensor
+) -> PackedWeight | None:
+    """4-bit codes in fragments. None: groups are of a size that they do not have."""
+    outs, ins = numbers.shape[1], numbers.shape[2] * 8 // scheme.bits
+    columns, width = None, scheme.group_size if scales.shape[1] > 1 else 0
+    if weight.order is not None:
+        order = weight.order.reshape(-1, ins).long().expand(len(numbers), ins)
+        columns, width = align_groups(order, scales.shape[1], PART)
+    if scheme.bits != 4 or scheme.activations != "none" or not takes_group(width):
+        return None
+    words = []
+    for expert, octets in enumerate(numbers):
+        values = unpack_codes(octets, 4)
+        if columns is not None:
+            values = values.index_select(1, columns[expert].clamp(min=0).long())
+        words.append(to_words(values, "fragments4"))
+    zeros = None if weight.zeros is None else weight.zeros.reshape(len(numbers), outs, -1).transpose(1, 2)
+    made = torch.stack(words)
+    padded = made.shape[2] * 8 if columns is None else columns.shape[1]
+    facts = outs, ins, padded, width, scheme.group_size if width else 0, BLOCK
+    scale = scale_words(scales, zeros)
+    return PackedWeight(scheme.name, "fragments4", "", made, *facts, scale, columns=columns)
 
 
 def _pack_codes(

@@ -20,7 +20,7 @@ GROUP = 32  # inputs that share a scale
 def dequantized(blocks: Tensor, scales: Tensor) -> Tensor:
     """Codes uint8 [..., groups, 16] and exponents uint8 [..., groups] -> float32 [..., inputs]. Exact."""
     codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).int()
-    return torch.ldexp(VALUES[codes], scales.int().unsqueeze(-1) - 127).flatten(-2)
+    return torch.ldexp(VALUES.to(codes.device)[codes], scales.int().unsqueeze(-1) - 127).flatten(-2)
 
 
 def is_whole(inputs: Shard) -> bool:

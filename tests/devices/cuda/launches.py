@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda import attention
+from runtime.devices.cuda import attention, gemm_tiles
 from runtime.devices.cuda import gemm as gemms
 from runtime.devices.cuda.attention import AttentionLaunch, AttentionPlan
+from runtime.devices.cuda.fragments import BLOCK, PART
 from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.gemm import gemm
 from runtime.devices.cuda.kernels.activation import act_and_mul
@@ -235,6 +236,39 @@ def lacking(scheme: Scheme, experts: int, outs: int, ins: int) -> PackedWeight:
     )
 
 
+def fragments(kind: str, experts: int, outs: int, ins: int) -> PackedWeight:
+    """A weight in fragments, or experts of gpt-oss in MXFP4, without memory of its own."""
+    blocks, is_mxfp4 = -(-ins // BLOCK), kind == "mxfp4"
+    words = torch.empty(1, dtype=torch.int32).expand(experts, outs, blocks * BLOCK // 8)
+    scales = torch.empty(1, dtype=torch.int32).expand(experts, blocks, outs)
+    group, gate = (PART, "clamped") if is_mxfp4 else (BLOCK, "silu")
+    facts = outs, ins, blocks * BLOCK, group, group, BLOCK, scales
+    biases = torch.empty(experts, outs, dtype=torch.bfloat16) if is_mxfp4 else None
+    scheme = "" if is_mxfp4 else "int4_weight"
+    return PackedWeight(scheme, kind, "", words, *facts, biases=biases, gate=gate)
+
+
+def by_block(experts: int, outs: int, ins: int) -> PackedWeight:
+    """8-bit floats whose scales are of blocks, without memory of their own."""
+    packed = lacking(Fp8(128), experts, outs, ins)
+    return replace(packed, blocks=torch.empty(1).expand(experts, outs // 128, -(-ins // 512) * 4))
+
+
+def packings(gpu: Gpu) -> None:
+    """What no card has run yet: weights in fragments, experts of gpt-oss in MXFP4, sums by block."""
+    bf16 = torch.bfloat16
+    for count in (1, 4096):
+        gemm(torch.empty(count, 4096, dtype=bf16), fragments("fragments4", 1, 6144, 4096), gpu)
+    layer = CudaExperts(gpu)
+    for count in (1, 4096):
+        pair = fragments("mxfp4", 32, 5760, 2880), fragments("mxfp4", 32, 2880, 2880)
+        x, ids = torch.empty(count, 2880, dtype=bf16), torch.zeros(count, 4, dtype=torch.int64)
+        layer.apply(x, ids, torch.zeros(count, 4), pair)
+    gemm_tiles.SUMS_BY_BLOCK = True
+    gemm(torch.empty(4096, 4096, dtype=bf16), by_block(1, 6144, 4096), gpu)
+    gemm_tiles.SUMS_BY_BLOCK = False
+
+
 SCHEMES: list[Scheme] = [
     Fp8(),
     Fp8(activations="none"),
@@ -326,6 +360,7 @@ LAUNCHES = {
     "linears": linears,
     "experts": experts,
     "hopper": hopper,
+    "packings": packings,
     "adapted": adapted,
     "states": states,
 }

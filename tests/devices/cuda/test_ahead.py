@@ -38,7 +38,7 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {
         "TRITON_CACHE_DIR": str(tmp_path)
     }
-    names = ["llama", "narrow", "rows", "logits", "hopper", "adapted", "states", "fused", "few"]
+    names = ["llama", "narrow", "rows", "logits", "hopper", "adapted", "states", "fused", "few", "packings"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.devices.cuda.ahead", "90", *names],
         cwd=ROOT,

@@ -11,7 +11,8 @@ group, the others at the end.
 4-bit codes are packed for this (weights.py): a byte has the codes of two inputs that are K apart, so that
 both halves of what a program reads are multiplied with contiguous activations. With few rows the inputs are
 split among several programs, so that the whole GPU reads weights; their partial sums are added in a fixed
-order, in a second launch or by the last program of a tile that is done.
+order, in a second launch or by the last program of a tile that is done. Other codes of 4 bits are in
+fragments (fragments.py).
 """
 
 from typing import NamedTuple
@@ -20,16 +21,19 @@ import triton
 import triton.language as tl
 
 from runtime.devices.cuda.kernels.fp8_bytes import from_fp8
+from runtime.devices.cuda.kernels.fragments import BLOCK, WORDS, sum_fragments
 from runtime.devices.cuda.kernels.last_program import is_last_program
 
 # tiles of rows that run one after the other for the same outputs, so that they find weights in the L2 cache
 GROUP_M: tl.constexpr = tl.constexpr(8)
+ALPHA: tl.constexpr = tl.constexpr(1.702)  # of gpt-oss's gate: the gain of its sigmoid
+LIMIT: tl.constexpr = tl.constexpr(7.0)  # what its halves are clamped to
 
 
 class Format(NamedTuple):
     """Compile-time facts about weights and activations."""
 
-    KIND: tl.constexpr  # of weights: plain, fp8, int8, codes4, codes8
+    KIND: tl.constexpr  # of weights: plain, fp8, int8, codes4, codes8, fragments4, mxfp4
     INPUTS: tl.constexpr  # of quantized activations: fp8, int8, or "" for activations in full
     GROUP: tl.constexpr  # inputs that share a scale; 0: all
     GROUPED_INPUTS: tl.constexpr  # whether activations have a scale for each group
@@ -180,6 +184,51 @@ def _accumulate(
 
 
 @triton.jit
+def _block_factors(
+    factors: tl.tensor, scales: tl.tensor, block: tl.tensor, end: tl.tensor, is_row: tl.tensor
+) -> tl.tensor:
+    """Of a block of inputs: what its sums [M, N] are multiplied by, [M]. 0 beyond the last."""
+    is_there = block < end
+    factor = tl.load(factors + block, mask=is_row & is_there, other=0.0)
+    return factor * tl.load(scales + block, mask=is_there, other=0.0)
+
+
+@triton.jit
+def _accumulate_blocks(
+    x: tl.tensor,
+    weights: Weights,
+    gated_weights: Weights,
+    factors: tl.tensor,
+    is_row: tl.tensor,
+    is_out: tl.tensor,
+    ins: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    GATED: tl.constexpr,
+    F: tl.constexpr,
+) -> tuple:
+    """As `_accumulate`, where a block of K inputs and all outputs of the program have one scale: `scales` is a
+    pointer to the first of them. A block's sums are added by one multiplication, with factors that were read
+    while the block before was multiplied."""
+    acc = tl.zeros((F.M, F.N), tl.float32)
+    gated = tl.zeros((F.M, F.N), tl.float32) if GATED else acc
+    ahead = _block_factors(factors, weights.scales, begin, end, is_row)
+    gated_ahead = _block_factors(factors, gated_weights.scales, begin, end, is_row) if GATED else ahead
+    for block in tl.range(begin, end):
+        factor, gated_factor = ahead, gated_ahead
+        a = _load_inputs(x, block * F.K, ins, is_row, F)
+        w = _to_operand(_load_weights(weights.at, block, ins, is_out, F), weights.zeros, is_out, F)
+        ahead = _block_factors(factors, weights.scales, block + 1, end, is_row)
+        acc += _dot(a, w, None, F) * factor[:, None]
+        if GATED:
+            gated_raw = _load_weights(gated_weights.at, block, ins, is_out, F)
+            w = _to_operand(gated_raw, gated_weights.zeros, is_out, F)
+            gated_ahead = _block_factors(factors, gated_weights.scales, block + 1, end, is_row)
+            gated += _dot(a, w, None, F) * gated_factor[:, None]
+    return acc, gated
+
+
+@triton.jit
 def _finish(
     acc: tl.tensor,
     factor: tl.tensor,
@@ -203,6 +252,17 @@ def _finish(
 
 
 @triton.jit
+def _gate(gate: tl.tensor, up: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+    """silu(gate) * up; or "clamped", that of gpt-oss (models/gpt_oss.py)."""
+    if KIND == "clamped":
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        return (up + 1.0) * gate / (1.0 + tl.exp(-ALPHA * gate))
+    else:
+        return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def _store_outputs(
     out: tl.tensor,
     acc: tl.tensor,
@@ -216,16 +276,15 @@ def _store_outputs(
     is_row: tl.tensor,
     is_out: tl.tensor,
     mask: tl.tensor,
-    GATED: tl.constexpr,
+    GATE: tl.constexpr,
     E: tl.constexpr,
 ) -> None:
     """Corrects complete sums, applies the gate and stores [M, N] at `out`."""
     factor = tl.load(factors + source, mask=is_row, other=0.0) if E.FACTORED else is_row.to(tl.float32)
     result = _finish(acc, factor, scales, sums, bias, is_out, E)
-    if GATED:
-        UNBIASED: tl.constexpr = Epilogue(E.FACTORED, E.SCALED, E.HAS_SUMS, False)
-        up = _finish(gated, factor, scales + outs, sums + outs, bias, is_out, UNBIASED)
-        result = result / (1.0 + tl.exp(-result)) * up
+    if GATE != "":
+        up = _finish(gated, factor, scales + outs, sums + outs, bias + outs, is_out, E)
+        result = _gate(result, up, GATE)
     tl.store(out, result.to(out.dtype.element_ty), mask=mask)
 
 
@@ -268,6 +327,7 @@ def gemm_kernel(
     x_stride: tl.tensor,
     num_experts: tl.tensor,
     num_groups: tl.tensor,
+    scale_stride: tl.tensor,
     KIND: tl.constexpr,
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -277,9 +337,10 @@ def gemm_kernel(
     SCALED: tl.constexpr,
     HAS_SUMS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    GATED: tl.constexpr,
+    GATE: tl.constexpr,
     ROUTED: tl.constexpr,
     REPEAT: tl.constexpr,
+    BLOCKED: tl.constexpr,
     SPLIT: tl.constexpr,
     MERGES: tl.constexpr,
     EVEN: tl.constexpr,
@@ -290,12 +351,15 @@ def gemm_kernel(
     DOT: tl.constexpr,
 ) -> None:
     """Grid (tiles of rows * tiles of outputs, splits). Rows are those of x, or MoE slots, of which REPEAT
-    share a row of x. ROUTED: "" for one weight, "tiles" for slots int32 [tiles * M] and expert_ids int32
-    [tiles], "single" for one slot and expert per tile. out [num_rows, outs]; or, with splits, uncorrected
+    share a row of x. GATE: "" for none, silu or clamped. ROUTED: "" for one weight, "tiles" for slots int32 [tiles * M] and expert_ids int32
+    [tiles], "single" for one slot and expert per tile. BLOCKED: scales are of blocks, float32 [E, outs / 128,
+    scale_stride], and K is 128. out [num_rows, outs]; or, with splits, uncorrected
     sums [splits, num_rows, outs], which with MERGES become `merged` [num_rows, outs]; then `counters`, int32
     [programs], are 0 before and after the launch."""
     F: tl.constexpr = Format(KIND, INPUTS, GROUP, GROUPED_INPUTS, HAS_ZEROS, EVEN, NATIVE, M, N, K, DOT)
     E: tl.constexpr = Epilogue(FACTORED, SCALED, HAS_SUMS, HAS_BIAS)
+    GATED: tl.constexpr = GATE != ""
+    FRAGMENTS: tl.constexpr = KIND == "fragments4" or KIND == "mxfp4"
     index = tl.arange(0, M)
     tile, column = _tile_of(num_tiles, tl.cdiv(outs, N))
     if ROUTED == "":
@@ -312,30 +376,39 @@ def gemm_kernel(
         is_out = n < outs
         rows = outs * 2 if GATED else outs
         source = (row // REPEAT).to(tl.int64)
-        width = ins // 2 if KIND == "codes4" else ins
+        width = ins // 2 if KIND == "codes4" else tl.cdiv(ins, BLOCK) * WORDS if FRAGMENTS else ins
         at = weight + expert * rows * width + n.to(tl.int64) * width
         grouped = expert * num_groups * rows + n
-        blocks = tl.cdiv(width, K)
+        blocks = tl.cdiv(ins, BLOCK) if FRAGMENTS else tl.cdiv(width, K)
         each = tl.cdiv(blocks, tl.num_programs(1)) if SPLIT else blocks
         begin = tl.program_id(1) * each
-        acc, gated = _accumulate(
-            x + source * x_stride,
-            Weights(at, scales + grouped, zeros + grouped),
-            Weights(at + (expert * 0 + outs) * width, scales + grouped + outs, zeros + grouped + outs),
-            factors + source * num_groups,
-            is_row,
-            is_out,
-            ins,
-            rows,
-            begin,
-            tl.minimum(begin + each, blocks),
-            GATED,
-            F,
-        )
+        end = tl.minimum(begin + each, blocks)
+        gated_at = at + (expert * 0 + outs) * width
+        xs, behind = x + source * x_stride, grouped + outs
+        row_factors = factors + source * num_groups
+        weights = Weights(at, scales + grouped, zeros + grouped)
+        gated_weights = Weights(gated_at, scales + behind, zeros + behind)
+        if FRAGMENTS:
+            acc, gated = sum_fragments(
+                xs, at, scales + grouped, is_row, is_out, ins, rows, gated_at, begin, end,
+                GATED, EVEN, KIND, GROUP, M, N, DOT,
+            )
+        elif BLOCKED:
+            first = expert * (rows // 128) + column * N // 128
+            blocks_at = scales + first * scale_stride
+            weights = Weights(at, blocks_at, zeros)
+            gated_weights = Weights(gated_at, blocks_at + outs // 128 * scale_stride, zeros)
+            acc, gated = _accumulate_blocks(
+                xs, weights, gated_weights, row_factors, is_row, is_out, ins, begin, end, GATED, F
+            )
+        else:
+            acc, gated = _accumulate(
+                xs, weights, gated_weights, row_factors, is_row, is_out, ins, rows, begin, end, GATED, F
+            )
         target = row.to(tl.int64)[:, None] * outs + n[None, :]
         mask = is_row[:, None] & is_out[None, :]
         lead = expert * rows + n
-        corrections = factors, scales + lead, sums + lead, bias + n
+        corrections = factors, scales + lead, sums + lead, bias + lead
         where = source, outs, is_row, is_out, mask
         if SPLIT:
             size = num_rows.to(tl.int64) * outs
@@ -343,9 +416,9 @@ def gemm_kernel(
             if MERGES:
                 if is_last_program(counters + tl.program_id(0), tl.num_programs(1)):
                     acc = _add_parts(out + target, size, mask)
-                    _store_outputs(merged + target, acc, acc, *corrections, *where, GATED, E)
+                    _store_outputs(merged + target, acc, acc, *corrections, *where, GATE, E)
         else:
-            _store_outputs(out + target, acc, gated, *corrections, *where, GATED, E)
+            _store_outputs(out + target, acc, gated, *corrections, *where, GATE, E)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -29,6 +29,7 @@ class Gpu:
     has_fp8: bool = False  # whether tensor cores multiply 8-bit floats
     starts_early: bool = False  # whether kernels start before those ahead of them have ended
     is_hopper: bool = False  # compute capability 9
+    has_block_scales: bool = False  # whether cuBLAS multiplies 8-bit floats with scales of blocks
 
 
 INTERPRETER = Gpu(num_cores=4, shared_bytes=1 << 30)  # numpy likes few and large tiles
@@ -44,6 +45,7 @@ def gpu_of(torch_device: torch.device) -> Gpu:
         properties.shared_memory_per_multiprocessor,
         (properties.major, properties.minor) >= (8, 9),
         is_hopper=properties.major == 9,
+        has_block_scales=properties.major == 9,
     )
 
 
