@@ -316,7 +316,7 @@ def _launch_kernel(
     gpu: Gpu,
 ) -> None:
     fp8, dot = cache_formats(keys.dtype, q.dtype, gpu)
-    early, walk = starts_early(gpu), grid.tile.walk
+    early = starts_early(gpu)
     caches = [x if not fp8 or x is None else x.view(torch.uint8) for x in (keys, values, ropes)]
     table, rows = plan.page_tables[-1 if scores.window else 0], launch.rows
     queries = q if q_rope is None else q_rope
@@ -324,8 +324,8 @@ def _launch_kernel(
     blocks = [next_power_of_2(dim, 16) for dim in dims]
     merged = result.out if result.merged is None else result.merged
     counters = rows if result.counters is None else result.counters
-    inputs = (q, queries, *as_arguments(caches, plan.page_size, grid.tile))
-    pointers = (result.out, result.lse, merged, counters, *inputs)
+    arguments = as_arguments(caches, plan.page_size, grid.tile)
+    pointers = (result.out, result.lse, merged, counters, q, queries, *arguments)
     lists = (
         table,
         rows,
@@ -371,11 +371,8 @@ def _launch_kernel(
         FP8=fp8,
         DOT=dot,
         EARLY=early,
-        TMA=walk.tma,
-        FOLDS=walk.folds,
-        TOGETHER=walk.together,
+        **grid.tile.walk.constants,
         num_warps=grid.tile.warps,
         num_stages=grid.tile.stages,
-        maxnreg=grid.tile.registers,
         **launch_options(early=early),
     )
