@@ -316,16 +316,15 @@ def _launch_kernel(
     gpu: Gpu,
 ) -> None:
     fp8, dot = cache_formats(keys.dtype, q.dtype, gpu)
-    early, walk = starts_early(gpu), grid.tile.walk
+    early = starts_early(gpu)
     caches = [x if not fp8 or x is None else x.view(torch.uint8) for x in (keys, values, ropes)]
     table, rows = plan.page_tables[-1 if scores.window else 0], launch.rows
     queries = q if q_rope is None else q_rope
     dims = (keys.shape[2], values.shape[2], 0 if ropes is None else ropes.shape[2])
-    blocks = [next_power_of_2(dim, 16) for dim in dims]
     merged = result.out if result.merged is None else result.merged
     counters = rows if result.counters is None else result.counters
-    inputs = (q, queries, *as_arguments(caches, plan.page_size, grid.tile))
-    pointers = (result.out, result.lse, merged, counters, *inputs)
+    arguments = as_arguments(caches, plan.page_size, grid.tile)
+    pointers = (result.out, result.lse, merged, counters, q, queries, *arguments)
     lists = (
         table,
         rows,
@@ -365,17 +364,14 @@ def _launch_kernel(
         DK=dims[0],
         DV=dims[1],
         DR=dims[2],
-        BLOCK_K=blocks[0],
-        BLOCK_V=blocks[1],
-        BLOCK_R=blocks[2],
+        BLOCK_K=next_power_of_2(dims[0], 16),
+        BLOCK_V=next_power_of_2(dims[1], 16),
+        BLOCK_R=next_power_of_2(dims[2], 16),
         FP8=fp8,
         DOT=dot,
         EARLY=early,
-        TMA=walk.tma,
-        FOLDS=walk.folds,
-        TOGETHER=walk.together,
+        **grid.tile.walk.constants,
         num_warps=grid.tile.warps,
         num_stages=grid.tile.stages,
-        maxnreg=grid.tile.registers,
         **launch_options(early=early),
     )

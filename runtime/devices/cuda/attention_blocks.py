@@ -15,9 +15,7 @@ def _pages_of(cache: Tensor, page_size: int) -> Tensor:
     return cache.flatten(1).unflatten(0, (-1, page_size))
 
 
-def as_arguments(
-    caches: list[Tensor | None], page_size: int, tile: Tile
-) -> list[Tensor | TensorDescriptor]:
+def as_arguments(caches: list[Tensor | None], page_size: int, tile: Tile) -> list[Tensor | TensorDescriptor]:
     """Keys, values and rotary parts as paged_attention_kernel takes them; keys in place of rotary parts that
     there are not."""
     found = [x for x in caches if x is not None]

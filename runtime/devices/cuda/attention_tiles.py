@@ -22,18 +22,21 @@ class Walk:
     together: int = 1
     groups: int = 0
 
+    @property
+    def constants(self) -> dict[str, int]:
+        """The constants of paged_attention_kernel that say so."""
+        return {"TMA": self.tma, "FOLDS": self.folds, "TOGETHER": self.together}
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Sizes of a program: queries, keys at a time, warps, and stages of the pipeline that reads keys; and the
-    most registers of a thread, None: as many as it takes."""
+    """Sizes of a program: queries, keys at a time, warps, and stages of the pipeline that reads keys."""
 
     m: int
     n: int
     warps: int
     stages: int
     walk: Walk = Walk()
-    registers: int | None = None
 
 
 # Tiles of plain attention on Hopper by name, which bench.gpu_attention measures beside what ran there first:

@@ -17,7 +17,6 @@ from typing import Any
 import triton
 from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from tests.devices.cuda import no_gpu
@@ -80,7 +79,7 @@ class Ahead:
         attributes: dict[Any, Any],
         options: Any,
     ) -> None:
-        source = ASTSource(kernel, signature, constants, attributes)
+        source = kernel.ASTSource(kernel, signature, constants, attributes)
         made = triton.compile(source, target=GPUTarget("cuda", self.arch, 32), options=options.__dict__)
         report, code = assembled(made.asm["ptx"], self.arch)
         spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", report))

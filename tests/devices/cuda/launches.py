@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda import attention, gemm_tiles
+from runtime.devices.cuda import attention, attention_tiles, gemm_tiles
 from runtime.devices.cuda import gemm as gemms
 from runtime.devices.cuda.attention import AttentionLaunch, AttentionPlan
 from runtime.devices.cuda.fragments import BLOCK, PART
@@ -36,7 +36,7 @@ from runtime.models.config.moe_config import Routing
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt, Scheme
 
 # A100, RTX 4090, H200
-GPUS = {80: Gpu(108, 167936), 89: Gpu(128, 102400, True), 90: Gpu(132, 233472, True)}
+GPUS = {80: Gpu(108, 167936), 89: Gpu(128, 102400, True), 90: Gpu(132, 233472, True, is_hopper=True)}
 ROWS = 4
 
 
@@ -116,17 +116,33 @@ def fused(gpu: Gpu) -> None:
     prepare_latents(torch.zeros(4, 2112, dtype=bf16), norms, table, table, caches, ints[:4])
 
 
+def absorbed(num: int, count: int, gpu: Gpu) -> None:
+    """Absorbed MLA with so many heads, of rows of `count` queries."""
+    metadata = plan(64, count)
+    launch, found = metadata.launches[0], torch.empty(ROWS * count, num, 512, dtype=torch.bfloat16)
+    q, rope = (torch.zeros(ROWS * count, num, dim, dtype=torch.bfloat16) for dim in (512, 64))
+    caches = [torch.zeros(64, 1, dim, dtype=torch.bfloat16) for dim in (512, 64)]
+    attention.launch_attention(
+        found, q, caches[0], caches[0], launch, metadata, Scores(0.1), gpu, rope, caches[1]
+    )
+
+
 def latent(gpu: Gpu) -> None:
     """Absorbed MLA."""
     for num in (16, 128):
         for count in (1, 16):
-            metadata = plan(64, count)
-            launch, found = metadata.launches[0], torch.empty(ROWS * count, num, 512, dtype=torch.bfloat16)
-            q, rope = (torch.zeros(ROWS * count, num, dim, dtype=torch.bfloat16) for dim in (512, 64))
-            caches = [torch.zeros(64, 1, dim, dtype=torch.bfloat16) for dim in (512, 64)]
-            attention.launch_attention(
-                found, q, caches[0], caches[0], launch, metadata, Scores(0.1), gpu, rope, caches[1]
-            )
+            absorbed(num, count, gpu)
+
+
+def forms(gpu: Gpu) -> None:
+    """Attention in forms that are not the default on Hopper (attention_tiles.py), of prompts and of MLA."""
+    tiles, chosen = attention_tiles, dict(attention_tiles.CHOSEN)
+    for name in ("tma", "tma, steps of 128", "roles, 2 groups"):
+        tiles.CHOSEN["prompt"] = tiles.PROMPTS[name]
+        heads(32, 8, 128, torch.bfloat16, 64, 300, gpu=gpu)
+    tiles.CHOSEN["few latents"] = tiles.FEW_LATENTS["tma, 64 keys"]
+    absorbed(16, 1, gpu)
+    tiles.CHOSEN.update(chosen)
 
 
 def few(gpu: Gpu) -> None:
@@ -354,6 +370,7 @@ LAUNCHES = {
     "narrow": narrow,
     "fused": fused,
     "few": few,
+    "forms": forms,
     "latent": latent,
     "rows": rows,
     "logits": logits,

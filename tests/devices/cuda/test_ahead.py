@@ -15,6 +15,9 @@ from tests.devices.cuda.torch_device import HAS_GPU
 # instructions for a tile of 64 keys of a decode step: in bf16, in 8 bits, in bf16 where the last program
 # merges, and where parts are listed as well. Conversion on bits and products in bf16 took 1,399 in 8 bits
 LOOPS = (325, 544, 323, 323)
+# instructions of loops of other forms: a prompt's tile of 64 keys, two of them, one with its masks where
+# warps have roles, and 64 latents of 16 heads
+FORMS = (353, 595, 438, 497)
 SLACK = 1.05
 GEMV_REGISTERS = 128  # of which a multiprocessor has room for four programs
 # kernels between products that start before those ahead have ended
@@ -33,12 +36,11 @@ def check_early_starts(made: list[dict[str, Any]]) -> None:
     assert all(one["registers"] <= GEMV_REGISTERS for one in early[:4]), early[:4]
 
 
-@pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
-def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
+def compiled(names: list[str], folder: Path) -> list[dict[str, Any]]:
+    """What ahead.py says of the kernels of launches that are named."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {
-        "TRITON_CACHE_DIR": str(tmp_path)
+        "TRITON_CACHE_DIR": str(folder)
     }
-    names = ["llama", "narrow", "rows", "logits", "hopper", "adapted", "states", "fused", "few", "packings"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.devices.cuda.ahead", "90", *names],
         cwd=ROOT,
@@ -48,7 +50,25 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    made = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
+def test_forms_of_attention_compile(tmp_path: Path) -> None:
+    """Those that read with TMA, and the one whose warps have roles: without spills, by products of groups of
+    warps, and with fewer instructions for a tile than the default, which takes 408 for 64 keys of a prompt
+    and 547 for 32 latents."""
+    made = [one for one in compiled(["forms"], tmp_path) if "attention" in one["kernel"]]
+    assert [one["wgmma"] for one in made] == [True, True, True, False]
+    assert not [one for one in made if one["spilled_bytes"] or one["shared_bytes"] > 227 << 10]
+    found = [one["loops"][0] for one in made]
+    assert all(0 < count <= SLACK * most for count, most in zip(found, FORMS, strict=True)), found
+
+
+@pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
+def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
+    names = ["llama", "narrow", "rows", "logits", "hopper", "adapted", "states", "fused", "few"]
+    made = compiled(names, tmp_path)
     assert {one["kernel"] for one in made} >= {
         "paged_attention_kernel",
         "merge_splits_kernel",

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda import attention_tiles
 from runtime.devices.cuda.attention import launch_attention, plan_attention, split_counters
 from runtime.devices.cuda.attention_tiles import DECODES, FEW_LATENTS, LATENTS, PROMPTS, Tile, select_tile
-from tests.devices.cuda.test_attention import Rows, by_the_book, check, fill, np
+from tests.devices.cuda.test_attention import Rows, by_the_book, check, fill
 from tests.devices.cuda.torch_device import GPU, HAS_GPU, TORCH_DEVICE, near
 
 HOPPER = replace(GPU, is_hopper=True)
@@ -47,15 +48,23 @@ def test_decodes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(rows[1:], 3, (4, 2), (128, 128), 128, BF16, Scores(0.09, sinks=sinks), gpu=HOPPER)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("few latents", x) for x in FEW_LATENTS] + [("latents", x) for x in LATENTS])
-def test_latents(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", FEW_LATENTS)
+def test_few_latents(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_latents("few latents", FEW_LATENTS[name], 16, monkeypatch)
+
+
+@pytest.mark.parametrize("name", LATENTS)
+def test_latents(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_latents("latents", LATENTS[name], 20, monkeypatch)
+
+
+def check_latents(kind: str, tile: Tile, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Absorbed MLA: one key for all heads, whose rotary part is in a cache of its own."""
-    choose(monkeypatch, kind, (FEW_LATENTS | LATENTS)[name])
+    choose(monkeypatch, kind, tile)
     rows: Rows = [(700, 1), (3, 1), (100, 1)]
     latents = fill(rows, 1, (512, 64), 64, BF16, BF16)
     starts, counts = np.array(rows, np.int32).T
     plan = plan_attention(AttentionRows(3, np.arange(3, dtype=np.int32), starts, counts), latents.table, 64)
-    heads = 16 if kind == "few latents" else 20
     q, rope = (torch.randn(3, heads, dim).to(BF16).to(TORCH_DEVICE) for dim in (512, 64))
     found, caches = torch.empty_like(q), (latents.keys, latents.keys)
     counters = split_counters(HOPPER, TORCH_DEVICE)

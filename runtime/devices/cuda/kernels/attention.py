@@ -18,7 +18,7 @@ of layer has few variants. The output of a row without tokens is zeros. With LAT
 import triton
 import triton.language as tl
 
-from runtime.devices.cuda.kernels.attention_keys import Cache, Queries, Sizes, Softmax, attend_keys
+from runtime.devices.cuda.kernels.attention_keys import Form, Queries, Sizes, Softmax, attend_keys, cache_of
 from runtime.devices.cuda.kernels.attention_splits import LOG2E, NEG_INF, merge_tile
 from runtime.devices.cuda.kernels.launch import await_inputs
 
@@ -118,25 +118,9 @@ def paged_attention_kernel(
     list_work_kernel, out [parts, heads, DV] and lse [parts, heads] are its parts' partial results, and there
     are counters [rows * columns]. TMA and what follows it: see attention_keys.py; with TMA `keys`, `values`
     and `ropes` are descriptors."""
+    FORM: tl.constexpr = Form(TMA, FOLDS, TOGETHER)
     S: tl.constexpr = Sizes(
-        WINDOW,
-        CAPPED,
-        BIASED,
-        LATENT,
-        PAGE,
-        M,
-        N,
-        DK,
-        DV,
-        DR,
-        BLOCK_K,
-        BLOCK_V,
-        BLOCK_R,
-        FP8,
-        DOT,
-        TMA,
-        FOLDS,
-        TOGETHER,
+        WINDOW, CAPPED, BIASED, LATENT, PAGE, M, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, FP8, DOT, FORM
     )
     PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     await_inputs(EARLY)
@@ -170,13 +154,8 @@ def paged_attention_kernel(
     if BIASED:
         tile_slopes = tl.load(slopes + head, mask=is_query, other=0.0) * LOG2E
     queries = Queries(q_tile, rope_tile, tl.minimum(front + token, rear), scale, cap, tile_slopes)
-    k_cache, v_cache, key_column, value_column = keys, values, kv_head * DK, kv_head * DV
-    if not TMA:
-        k_cache, v_cache = keys + key_column, values + value_column
-    table = tables + slot.to(tl.int64) * table_stride
-    cache = Cache(
-        k_cache, v_cache, ropes, key_column, value_column, table, key_stride, value_stride, rope_stride
-    )
+    strides = table_stride, key_stride, value_stride, rope_stride
+    cache = cache_of((keys, values, ropes), tables, slot, kv_head, strides, S)
     state = attend_keys(queries, cache, front, rear, split, num_splits, SPLIT, S)
     if HAS_SINKS and not SPLIT:
         state = _add_sink(state, tl.load(sinks + head, mask=is_query, other=NEG_INF).to(tl.float32) * LOG2E)

@@ -34,6 +34,14 @@ class Cache(NamedTuple):
     rope_stride: tl.tensor
 
 
+class Form(NamedTuple):
+    """How keys are walked."""
+
+    TMA: tl.constexpr  # tiles are blocks of descriptors: without WINDOW and FP8, a tile lies in one page
+    FOLDS: tl.constexpr  # scores are scaled within the exponent; neither CAPPED nor BIASED
+    TOGETHER: tl.constexpr  # tiles of a step, 1 or 2
+
+
 class Sizes(NamedTuple):
     """Compile-time sizes of a program."""
 
@@ -52,9 +60,7 @@ class Sizes(NamedTuple):
     BLOCK_R: tl.constexpr
     FP8: tl.constexpr  # format of an 8-bit cache, "" for a cache in the queries' dtype
     DOT: tl.constexpr  # dtype of the matrix products
-    TMA: tl.constexpr  # tiles are blocks of descriptors: without WINDOW and FP8, a tile lies in one page
-    FOLDS: tl.constexpr  # scores are scaled within the exponent; neither CAPPED nor BIASED
-    TOGETHER: tl.constexpr  # tiles of a step, 1 or 2
+    FORM: tl.constexpr
 
 
 class Queries(NamedTuple):
@@ -77,6 +83,22 @@ class Softmax(NamedTuple):
     row_sum: tl.tensor
 
 
+@triton.jit
+def cache_of(
+    caches: tuple, tables: tl.tensor, slot: tl.tensor, kv_head: tl.tensor, strides: tuple, S: tl.constexpr
+) -> Cache:
+    """The cache of a slot and a head, of all keys, values and rotary parts. `strides`: of tables, keys,
+    values and rotary parts."""
+    k_cache, v_cache, ropes = caches
+    table_stride, key_stride, value_stride, rope_stride = strides
+    key_column, value_column = kv_head * S.DK, kv_head * S.DV
+    if not S.FORM.TMA:
+        k_cache, v_cache = k_cache + key_column, v_cache + value_column
+    table = tables + slot.to(tl.int64) * table_stride
+    columns = key_column, value_column
+    return Cache(k_cache, v_cache, ropes, *columns, table, key_stride, value_stride, rope_stride)
+
+
 class Place(NamedTuple):
     """Where the keys of a tile are in the cache, and which of them a program sees at all."""
 
@@ -88,9 +110,7 @@ class Place(NamedTuple):
 
 
 @triton.jit
-def _block_of(
-    cache: Cache, at: tl.tensor, last: tl.tensor, MASKED: tl.constexpr, S: tl.constexpr
-) -> Place:
+def _block_of(cache: Cache, at: tl.tensor, last: tl.tensor, MASKED: tl.constexpr, S: tl.constexpr) -> Place:
     """The place of keys [at, at + N) with TMA, or of the N keys before `last` where that comes sooner."""
     begin, page, token = at, at, at % S.PAGE
     if MASKED:
@@ -109,13 +129,13 @@ def _place_of(
 ) -> Place:
     """The place of keys [at, at + N); `at` is a multiple of N. Pages outside [first, last) are not looked
     up."""
-    if S.TMA:
+    if S.FORM.TMA:
         return _block_of(cache, at, last, MASKED, S)
     else:
         positions = at + tl.arange(0, S.N)
         is_seen = (positions >= first) & (positions < last)
         if S.PAGE % S.N == 0:  # a tile lies in one page
-            if MASKED and S.TOGETHER > 1:
+            if MASKED and S.FORM.TOGETHER > 1:
                 page = tl.load(cache.page_table + at // S.PAGE, mask=at < last, other=0).to(tl.int64)
             else:
                 page = tl.load(cache.page_table + at // S.PAGE).to(tl.int64)
@@ -141,7 +161,7 @@ def _load_cache_tile(
     S: tl.constexpr,
 ) -> tl.tensor:
     """[keys, BLOCK] of a cache, as `tl.dot` takes it; zeros for keys that the row does not have."""
-    if S.TMA:
+    if S.FORM.TMA:
         x = cache.load([place.page, place.token, column]).reshape(S.N, BLOCK)
     else:
         dims = tl.arange(0, BLOCK)
@@ -189,7 +209,7 @@ def _scores(
     if S.LATENT:
         rope = _load_cache_tile(cache.rope_cache, 0, place, cache.rope_stride, S.DR, S.BLOCK_R, MASKED, S)
         scores = tl.dot(queries.q_rope, tl.trans(rope), scores, input_precision="tf32x3")
-    if not S.FOLDS:
+    if not S.FORM.FOLDS:
         scores *= queries.scale
     if S.CAPPED:  # cap * tanh(x); x is multiplied by `scale`, and `cap` contains log2(e)
         scores = queries.cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
@@ -207,7 +227,7 @@ def _scores(
 @triton.jit
 def _weights(scores: tl.tensor, base: tl.tensor, queries: Queries, S: tl.constexpr) -> tl.tensor:
     """Weights [M, N] of scores relative to `base` [M]."""
-    if S.FOLDS:
+    if S.FORM.FOLDS:
         return tl.exp2(scores * queries.scale - base[:, None])
     else:
         return tl.exp2(scores - base[:, None])
@@ -228,30 +248,30 @@ def _attend_tiles(
     """Adds keys [begin, end) in steps of TOGETHER tiles; `begin` is a multiple of a step. Nothing outside
     [first, last) has a part."""
     acc, row_max, row_sum = state.acc, state.row_max, state.row_sum
-    for at in tl.range(begin, end, S.N * S.TOGETHER):
+    for at in tl.range(begin, end, S.N * S.FORM.TOGETHER):
         place = _place_of(cache, at, first, last, MASKED, S)
         k = _load_keys(cache, place, MASKED, S)
         scores = _scores(queries, k, cache, place, MASKED, S)
         highest = tl.max(scores, 1)
-        if S.TOGETHER > 1:
+        if S.FORM.TOGETHER > 1:
             second = _place_of(cache, at + S.N, first, last, MASKED, S)
             second_k = _load_keys(cache, second, MASKED, S)
             second_scores = _scores(queries, second_k, cache, second, MASKED, S)
             highest = tl.max(tl.maximum(scores, second_scores), 1)
-        if S.FOLDS:
+        if S.FORM.FOLDS:
             highest *= queries.scale
         new_max = tl.maximum(row_max, highest)
         base = tl.where(new_max == NEG_INF, 0.0, new_max) if MASKED else new_max
         probs = _weights(scores, base, queries, S)
         rescale = tl.exp2(row_max - base)
         sums = tl.sum(probs, 1)
-        if S.TOGETHER > 1:
+        if S.FORM.TOGETHER > 1:
             second_probs = _weights(second_scores, base, queries, S)
             sums = tl.sum(probs + second_probs, 1)
         row_sum = row_sum * rescale + sums
         v = _load_values(cache, place, k, MASKED, S)
         acc = tl.dot(probs.to(S.DOT), v, acc * rescale[:, None], input_precision="tf32x3")
-        if S.TOGETHER > 1:
+        if S.FORM.TOGETHER > 1:
             second_v = _load_values(cache, second, second_k, MASKED, S)
             acc = tl.dot(second_probs.to(S.DOT), second_v, acc, input_precision="tf32x3")
         row_max = new_max
@@ -275,7 +295,7 @@ def attend_keys(
         tl.full((S.M,), NEG_INF, tl.float32),
         tl.zeros((S.M,), tl.float32),
     )
-    STEP: tl.constexpr = S.N * S.TOGETHER
+    STEP: tl.constexpr = S.N * S.FORM.TOGETHER
     first, last = rear * 0, rear + 1
     low, full = first, first
     if S.WINDOW > 0:
