@@ -62,7 +62,13 @@ class TileBytes:
 #       rows up to: rows, outputs, inputs, warps of a tile
 TILES = {16: (16, 64, 128, 4), 32: (32, 64, 128, 4), 64: (64, 128, 128, 4), 1 << 30: (128, 128, 64, 8)}
 # of weights in fragments: rows, outputs (of each half where they are gated), warps
-FRAGMENT_TILES = {16: (16, 64, 4), 32: (32, 64, 4), 64: (64, 128, 8), 1 << 30: (128, 128, 8)}
+FRAGMENT_TILES = {
+    16: (16, 64, 4),
+    32: (32, 64, 4),
+    64: (64, 128, 8),
+    128: (128, 128, 8),
+    1 << 30: (256, 128, 8),
+}
 WIDE = {16: (16, 32, 64, 4), 1 << 30: (64, 64, 32, 4)}  # of float32 numbers, each product of which is three
 
 
@@ -103,6 +109,8 @@ def _fragment_tile(rows: int, tile_bytes: TileBytes, gpu: Gpu) -> Tile:
     m, n, warps = next(size for most, size in FRAGMENT_TILES.items() if rows <= most)
     if tile_bytes.is_wide:
         n = 64
+    if tile_bytes.is_wide or tile_bytes.is_gated or gpu.shared_bytes < 200 << 10:
+        m = min(m, 128)
     halves, k = 1 + tile_bytes.is_gated, tile_bytes.k_block
     per_stage = k * (m * tile_bytes.input_bytes + n * halves * tile_bytes.weight_bytes) + 4 * n * halves
     room = min(gpu.shared_bytes, 228 << 10) - (2 << 10)

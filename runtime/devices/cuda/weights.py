@@ -184,6 +184,9 @@ def _pack_fragments(
     padded = made.shape[2] * 8 if columns is None else columns.shape[1]
     facts = outs, ins, padded, width, scheme.group_size if width else 0, BLOCK
     scale = scale_words(scales, zeros)
+    if width:  # also for the inputs that fill up the last block
+        lacking = -(-made.shape[2] * 8 // width) - scale.shape[1]
+        scale = torch.nn.functional.pad(scale, (0, 0, 0, lacking))
     return PackedWeight(scheme.name, "fragments4", "", made, *facts, scale, columns=columns)
 
 

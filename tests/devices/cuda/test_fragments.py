@@ -102,18 +102,26 @@ def one_by_one(
     return out
 
 
-@pytest.mark.parametrize("size", [0, 1000], ids=["tiles", "single"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["mxfp4", "plain", "large"])
-def test_clamped_experts(kind: str, dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of gpt-oss, in MXFP4 and in full, also with scales that only plain numbers have."""
-    monkeypatch.setattr(layer, "SINGLE_SLOTS", size)
+CLAMPED = [
+    ("mxfp4", torch.float32, 0),
+    ("mxfp4", torch.float32, 1000),
+    ("plain", torch.float32, 0),
+    ("large", torch.float32, 1000),
+    *(("mxfp4", dtype, size) for dtype in DTYPES[1:] for size in (0, 1000)),
+]
+
+
+@pytest.mark.parametrize(("kind", "dtype", "single"), CLAMPED, ids=str)
+def test_clamped_experts(kind: str, dtype: torch.dtype, single: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of gpt-oss, in MXFP4 and in full, also with scales that only plain numbers have; slots in tiles, or one
+    by one."""
+    monkeypatch.setattr(layer, "SINGLE_SLOTS", single)
     experts, most = CudaExperts(HERE), MOST_EXPONENT + 2 if kind == "large" else 122
     assert isinstance(experts, ClampedExperts) and experts.packs_mxfp4
     stacks = [coded_stack(2 * 64, 96, most), coded_stack(96, 64, most)]
     numbers = [dequantized(codes.unflatten(2, (-1, 16)), scales) for codes, scales in stacks]
-    biases, ids = (randn(5, 128), randn(5, 96)), torch.tensor([[0, 3], [3, 2], [4, -1], [7, 3], [1, 1]] * 4)
-    x, shares = randn(20, 96) * 2.0 ** (122 - most), torch.rand(ids.shape)
+    biases, ids = (randn(5, 128), randn(5, 96)), torch.tensor([[0, 3], [3, 2], [4, -1], [7, 3], [1, 1]])
+    x, shares = randn(5, 96) * 2.0 ** (122 - most), torch.rand(ids.shape)
     there_stacks = [tuple(part.to(TORCH_DEVICE) for part in stack) for stack in stacks]
     there_biases = tuple(bias.to(dtype).to(TORCH_DEVICE) for bias in biases)
     if kind == "plain":
