@@ -1,5 +1,5 @@
-"""Images and frames of videos as MiniCPM-V's encoder takes them: the whole picture, and slices of larger ones,
-as patches, with the arithmetic of transformers' image processor on Pillow."""
+"""Images and frames of videos as MiniCPM-V's encoder takes them: the whole picture, and slices of larger
+ones, as patches, with the arithmetic of transformers' image processor on Pillow."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -122,8 +122,8 @@ class SliceProcessor:
         marks: SliceMarks,
         encode: Callable[[str], list[int]],
     ) -> None:
-        """`placeholder_ids`: which stand for rows, too; `configs`: of the same kinds; `encode`: makes tokens of
-        numbers."""
+        """`placeholder_ids`: which stand for rows, too; `configs`: of the same kinds; `encode`: makes tokens
+        of numbers."""
         self.placeholder_ids = placeholder_ids
         self._configs, self._marks, self._encode = configs, marks, encode
         self._kinds = frozenset(placeholder_ids)
@@ -208,8 +208,8 @@ def read_videos(folder: Path, images: SliceConfig, encoder: MiniCpmVEncoder) -> 
     check(config, raw[1], encoder)
     if config.stack_frames > 1:
         raise ModelError(
-            f"{raw[1]}: stack_frames {config.stack_frames} puts frames of a second into one picture, which is "
-            "not supported; set it to 1"
+            f"{raw[1]}: stack_frames {config.stack_frames} puts frames of a second into one picture, which "
+            "is not supported; set it to 1"
         )
     return config
 

@@ -37,9 +37,7 @@ def _shape_at(positions: np.ndarray) -> tuple[int, int]:
     )
     lines = positions[:, : positions.shape[1] // columns * columns].reshape(3, -1, columns)
     number, column = np.arange(lines.shape[1])[:, None], np.arange(columns)
-    is_line = (
-        (lines[0] == first[0]) & (lines[1] == first[1] + number) & (lines[2] == first[2] + column)
-    )
+    is_line = (lines[0] == first[0]) & (lines[1] == first[1] + number) & (lines[2] == first[2] + column)
     return _leading(is_line.all(axis=1)), columns
 
 

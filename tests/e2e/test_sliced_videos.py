@@ -1,5 +1,5 @@
-"""Videos whose frames stand in a prompt as images do (MiniCPM-V), against transformers with its own processor:
-greedy tokens in float32."""
+"""Videos whose frames stand in a prompt as images do (MiniCPM-V), against transformers with its own
+processor: greedy tokens in float32."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ def expected_of(
     """Transformers' answer, and how many tokens the prompt has."""
     given: dict[str, Any] = {}
     expanded: dict[int, Any] = {}
-    for token, prepare, ndim in ((PLACEHOLDER, family.prepare, 3), (VIDEO_PLACEHOLDER, family.prepare_videos, 4)):
+    kinds = (PLACEHOLDER, family.prepare, 3), (VIDEO_PLACEHOLDER, family.prepare_videos, 4)
+    for token, prepare, ndim in kinds:
         if some := [file for file in files if file.ndim == ndim]:
             inputs, tokens = prepare(some)
             given |= inputs

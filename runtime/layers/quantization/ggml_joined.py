@@ -18,8 +18,8 @@ GROUP = 32  # numbers that share an exponent of MXFP4
 
 
 class JoinedRows:
-    """A TensorReader (layers/weight.py) of a source that has a form. Its first dimension is read unit by unit:
-    by experts, or by rows of a head."""
+    """A TensorReader (layers/weight.py) of a source that has a form. It is read unit by unit: by experts, or
+    by heads."""
 
     def __init__(self, source: Source, octets: Mapping[str, Tensor]) -> None:
         """`octets`: the bytes of each file, by its path."""
@@ -81,7 +81,7 @@ def slices_of(index: Index) -> tuple[slice, ...]:
 
 
 def latent(parts: list[Tensor]) -> Tensor:
-    """A head's way from latents to keys [rank, keys] and to values [values, rank] -> [keys + values, rank]."""
+    """From latents to a head's keys [rank, keys] and to its values [values, rank] -> [keys + values, rank]."""
     keys, values = parts
     return torch.cat((keys.t(), values))
 
@@ -102,8 +102,8 @@ def bias(parts: list[Tensor]) -> Tensor:
 
 
 def codes(parts: list[Tensor]) -> Tensor:
-    """Blocks of MXFP4, uint8 [outputs, bytes] -> numbers of 4 bits, uint8 [outputs, groups, 16], neighbours in
-    a byte; a block has numbers i and i + 16 in one."""
+    """Blocks of MXFP4, uint8 [outputs, bytes] -> numbers of 4 bits, uint8 [outputs, groups, 16]: neighbours
+    in a byte, where a block has numbers i and i + 16 in one."""
     octets = blocks(parts)[..., 1:]
     numbers = torch.cat((octets & 15, octets >> 4), dim=-1)
     return numbers[..., ::2] | numbers[..., 1::2] << 4

@@ -163,14 +163,15 @@ def _ernie_moe(meta: Metadata, fields: Fields) -> Fields:
 
 
 def _deepseek2(meta: Metadata, fields: Fields) -> Fields:
-    """DeepSeek V2 and V3, and what is built like them. Newer files describe what is cached, and have the sizes
-    of heads apart; yarn's scale of scores stands there as a tenth of itself."""
+    """DeepSeek V2 and V3, and what is built like them. Newer files describe what is cached, and have the
+    sizes of heads apart; yarn's scale of scores stands there as a tenth of itself."""
     rotary = int(meta.needed("rope.dimension_count"))
     keys, values = (
         int(meta.number(f"attention.{part}_length_mla") or meta.needed(f"attention.{part}_length"))
         for part in ("key", "value")
     )
-    rope = {name: value for name, value in fields["rope_parameters"].items() if name != "partial_rotary_factor"}
+    rope = dict(fields["rope_parameters"])
+    del rope["partial_rotary_factor"]
     if scale := meta.number("rope.scaling.yarn_log_multiplier"):
         rope |= dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * scale, 6))
     found: Fields = {
@@ -192,7 +193,7 @@ def _deepseek2(meta: Metadata, fields: Fields) -> Fields:
 
 
 def _gpt_oss(meta: Metadata, fields: Fields) -> Fields:
-    """Every second layer has a window, from the first on; frequencies of yarn are not cut to whole numbers."""
+    """Every second layer has a window, from the first on; yarn's bounds are not cut to whole numbers."""
     return {
         "num_local_experts": fields["num_experts"],
         "intermediate_size": fields.get("moe_intermediate_size", fields["intermediate_size"]),

@@ -41,8 +41,8 @@ READ_APART = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_sho
 RESHAPED = {"mlp.shared_expert_gate": 2}  # dimensions, where GGUF has one less
 
 
-# "": as they are; "latent": the ways from latents to keys and to values of each head; "stack", "bias": experts
-# of gpt-oss, and their biases, gate and up in turn; "codes", "exponents": such experts in MXFP4
+# "": as they are; "latent": from latents to keys and to values of each head; "stack", "bias": experts of
+# gpt-oss, and their biases, gate and up in turn; "codes", "exponents": such experts in MXFP4
 Form = Literal["", "latent", "stack", "bias", "codes", "exponents"]
 
 
