@@ -1,6 +1,5 @@
 """A model's checkpoint: which tensors its files have, and slices of them without reading the rest."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

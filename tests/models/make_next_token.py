@@ -75,10 +75,7 @@ NAMES = {
 }
 # names within blocks of published checkpoints, where they are not those of transformers
 OWN_NAMES = {
-    "mimo_v2_flash": (
-        ("post_attention_layernorm", "pre_mlp_layernorm"),
-        (".sinks", ".attention_sink_bias"),
-    )
+    "mimo_v2_flash": (("post_attention_layernorm", "pre_mlp_layernorm"), (".sinks", ".attention_sink_bias"))
 }
 # what config.json says of next-token layers, where that is not num_nextn_predict_layers
 KEYS: dict[str, dict[str, Any]] = {

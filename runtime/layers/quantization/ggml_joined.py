@@ -81,7 +81,7 @@ def slices_of(index: Index) -> tuple[slice, ...]:
 
 
 def latent(parts: list[Tensor]) -> Tensor:
-    """From latents to a head's keys [rank, keys] and to its values [values, rank] -> [keys + values, rank]."""
+    """From latents to a head's keys [rank, keys] and values [values, rank] -> [keys + values, rank]."""
     keys, values = parts
     return torch.cat((keys.t(), values))
 

@@ -231,8 +231,7 @@ FAMILIES: dict[str, GgufFamily] = {
             "attn_kv_a_norm": "self_attn.kv_a_layernorm",
             "attn_kv_b": "self_attn.kv_b_proj",
         },
-        keys=DEEPSEEK
-        | {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"},
+        keys=DEEPSEEK | {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"},
         read=_deepseek2,
     ),
     "dots1": GgufFamily(
