@@ -35,6 +35,8 @@ ARCHITECTURES = {
     "granite_moe_shared": "granitemoe",
     "hunyuan": "hunyuan-dense",
     "internlm2": "internlm2",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
     "llama": "llama",
     "minimax_m2": "minimax-m2",
     "mistral": "llama",
@@ -63,9 +65,10 @@ CHECKPOINT_NAMES = (
     (".block_sparse_moe.router.layer.", ".block_sparse_moe.gate."),
     (".block_sparse_moe.router.", ".block_sparse_moe.gate."),
     (".block_sparse_moe.experts.", ".mlp.experts."),
+    (".feed_forward.experts.", ".mlp.experts."),
 )
 # for rows of no 256 numbers
-SMALLEST = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
+SMALLEST = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0, Type.Q8_0: Type.F32}
 QUANTIZABLE = (
     *(Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1),
     Type.MXFP4,
@@ -146,9 +149,12 @@ def _write_config(writer: gguf.GGUFWriter, arch: str, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if not arch.startswith("lfm2"):
+        writer.add_head_count_kv(config.num_key_value_heads)
     if getattr(config, "rms_norm_eps", None) is not None:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if arch.startswith("lfm2"):
+        _write_convolutions(writer, config)
     for name in ("layer_norm_eps", "norm_epsilon", "norm_eps"):
         if getattr(config, name, None) is not None:
             writer.add_layer_norm_eps(getattr(config, name))
@@ -168,6 +174,14 @@ def _write_config(writer: gguf.GGUFWriter, arch: str, config: Any) -> None:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if arch in ("dots1", "glm4moe"):
         writer.add_expert_weights_norm(config.norm_topk_prob)
+
+
+def _write_convolutions(writer: gguf.GGUFWriter, config: Any) -> None:
+    """What files of LFM 2 say besides: layers without heads of keys are convolutions."""
+    heads = [config.num_key_value_heads * (kind == "full_attention") for kind in config.layer_types]
+    writer.add_head_count_kv(heads)
+    writer.add_shortconv_l_cache(config.conv_L_cache)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
 
 
 def _write_latents(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -205,6 +219,7 @@ FIELDS = {
     "moe_num_shared_experts": "add_expert_shared_count",
     "n_group": "add_expert_group_count",
     "topk_group": "add_expert_group_used_count",
+    "num_dense_layers": "add_leading_dense_block_count",
     "first_k_dense_replace": "add_leading_dense_block_count",
     "moe_layer_start_index": "add_leading_dense_block_count",
     "moe_layer_interval": "add_interleave_moe_layer_step",
@@ -315,6 +330,10 @@ def _parts(name: str, tensor: torch.Tensor, config: Any) -> dict[str, torch.Tens
         return {f"{name}.weight": tensor}
     if name.endswith("e_score_correction_bias"):
         return {name.removesuffix("_bias") + ".bias": tensor.flatten()}
+    if name.endswith(".conv.conv.weight"):
+        return {name: tensor[:, 0]}
+    if name.endswith(".expert_bias"):
+        return {f"{name}.bias": tensor}
     if name.endswith("shared_expert_gate.weight"):
         return {name: tensor[0]}
     return {name: tensor}

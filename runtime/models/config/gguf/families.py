@@ -22,6 +22,7 @@ class GgufFamily(Struct, frozen=True, kw_only=True):
 
     architecture: str  # of config.json
     names: Names = {}  # of a layer's modules, in place of those of LAYER (tensors.py)
+    outer: Names = {}  # of what is in no layer, besides those of OUTER (tensors.py)
     keys: Names = {}  # config.json's name -> GGUF's, behind the architecture and a dot
     fields: Fields = {}  # of config.json, which files do not say
     is_permuted: bool = False
@@ -204,6 +205,28 @@ def _gpt_oss(meta: Metadata, fields: Fields) -> Fields:
 SIGMOID = 2  # expert_gating_func
 
 
+def _lfm2(meta: Metadata, fields: Fields) -> Fields:
+    """Layers without heads of keys are short convolutions."""
+    heads = meta.value("attention.head_count_kv")
+    if not isinstance(heads, tuple) or len(heads) != fields["num_hidden_layers"]:
+        raise ModelError(
+            f"{meta.gguf.paths[0].name}: {meta.arch}.attention.head_count_kv has no number for each layer; "
+            "convert the model again with a newer llama.cpp"
+        )
+    return {
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "conv_L_cache": meta.needed("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": meta.needed("attention.layer_norm_rms_epsilon"),
+        "norm_topk_prob": True,
+        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in meta.gguf.tensors),
+    }
+
+
+LFM2_OUTER: Names = {"token_embd_norm": "norm"}  # behind the layers, whatever its name
+LFM2_NAMES: Names = {f"shortconv.{part}": f"mixer.{part}" for part in ("conv", "in_proj", "out_proj")}
+
+
 FAMILIES: dict[str, GgufFamily] = {
     "arcee": GgufFamily(architecture="ArceeForCausalLM", is_permuted=True),
     "cohere2": GgufFamily(
@@ -307,6 +330,17 @@ FAMILIES: dict[str, GgufFamily] = {
     ),
     "hunyuan-dense": GgufFamily(architecture="HunYuanDenseV1ForCausalLM"),
     "internlm2": GgufFamily(architecture="InternLM2ForCausalLM", is_permuted=True, fields={"bias": False}),
+    "lfm2": GgufFamily(architecture="Lfm2ForCausalLM", outer=LFM2_OUTER, names=LFM2_NAMES, read=_lfm2),
+    "lfm2moe": GgufFamily(
+        architecture="Lfm2MoeForCausalLM",
+        outer=LFM2_OUTER,
+        names=LFM2_NAMES | BIASED,
+        keys={
+            "num_dense_layers": "leading_dense_block_count",
+            "routed_scaling_factor": "expert_weights_scale",
+        },
+        read=_lfm2,
+    ),
     "llama": GgufFamily(architecture="LlamaForCausalLM", is_permuted=True, read=_llama),
     "minimax-m2": GgufFamily(architecture="MiniMaxM2ForCausalLM", names=BIASED),
     "nemotron": GgufFamily(

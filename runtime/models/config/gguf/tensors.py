@@ -38,7 +38,8 @@ ENDS = {"mlp.gate.e_score_correction": "_bias", "self_attn.sinks": ""}
 # all experts of a layer in one tensor
 EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 READ_APART = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # by config.py
-RESHAPED = {"mlp.shared_expert_gate": 2}  # dimensions, where GGUF has one less
+# dimensions, where GGUF lacks the last but one, which is 1
+RESHAPED = {"mlp.shared_expert_gate": 2, "mixer.conv": 3}
 
 
 # "": as they are; "latent": from latents to keys and to values of each head; "stack", "bias": experts of
@@ -66,7 +67,7 @@ def sources(gguf: Gguf) -> Iterator[Source]:
     meta, family = Metadata(gguf, arch), family_of(gguf)
     heads = meta.number("attention.head_count") or 0
     turned = {"self_attn.q_proj": heads, "self_attn.k_proj": meta.number("attention.head_count_kv") or heads}
-    names = LAYER | family.names
+    names, outer = LAYER | family.names, OUTER | family.outer
     drafts = int(meta.number("nextn_predict_layers") or 0)
     first_draft = int(meta.needed("block_count")) - drafts if drafts else None
     for tensor in gguf.tensors.values():
@@ -77,7 +78,7 @@ def sources(gguf: Gguf) -> Iterator[Source]:
         if block is not None and first_draft is not None and int(block[1]) >= first_draft:
             continue
         check_type(tensor)
-        module = OUTER.get(stem) if block is None else names.get(block[2])
+        module = outer.get(stem) if block is None else names.get(block[2])
         prefix = "" if block is None else f"layers.{block[1]}."
         if block is not None and (join := JOINED.get((family.architecture, block[2]))):
             yield from join(gguf, f"blk.{block[1]}.", prefix, leaf)
@@ -92,7 +93,7 @@ def sources(gguf: Gguf) -> Iterator[Source]:
             )
         shape = tensor.shape
         if len(shape) < RESHAPED.get(module, 0):
-            shape = (1, *shape)
+            shape = (*shape[:-1], 1, shape[-1])
         is_norm = len(shape) == 1 and "norm" in module and leaf == "weight"
         yield Source(
             name=f"{prefix}{module}{ENDS.get(module, f'.{leaf}')}",
