@@ -83,6 +83,7 @@ async def test_images_equal_transformers(name: str, options: dict[str, Any], tmp
     [
         pytest.param("glm-4.6v", CHUNKS, id="glm-4.6v"),
         pytest.param("glm-4.6v", {}, id="glm-4.6v, prefixes", marks=pytest.mark.full),
+        pytest.param("glm-ocr", {}, id="glm-ocr", marks=pytest.mark.full),
         pytest.param("paddleocr-vl", {}, id="paddleocr-vl", marks=pytest.mark.full),
     ],
 )

@@ -4,7 +4,7 @@ their processors, and what transformers generates of them."""
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from PIL import Image
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from transformers.models import (
     glm46v,
+    glm_ocr,
     glmasr,
     idefics2,
     llava_next,
@@ -116,12 +117,31 @@ def _ovis2() -> PreTrainedConfig:
     )
 
 
+GLM_TOWER = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "image_size": 20,
+    "patch_size": 4,
+    "out_hidden_size": 64,
+}
+
+
+def _glm_ocr() -> PreTrainedConfig:
+    rope = {"rope_theta": 1e4, "partial_rotary_factor": 1.0, "mrope_section": [4, 2, 2]}
+    return glm_ocr.GlmOcrConfig(
+        vision_config=GLM_TOWER,
+        text_config=SIZES | {"head_dim": 16, "rope_parameters": rope},
+        image_token_id=FIRST_ID,
+        video_token_id=FIRST_ID - 1,
+    )
+
+
 def _glm46v() -> PreTrainedConfig:
-    tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
     rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
     return glm46v.Glm46VConfig(
-        vision_config=tower
-        | {"model_type": "glm4v_vision", "image_size": 20, "patch_size": 4, "out_hidden_size": 64},
+        vision_config=GLM_TOWER | {"model_type": "glm4v_vision"},
         text_config=SIZES | {"model_type": "glm4v_text", "rope_parameters": rope},
         image_token_id=FIRST_ID,
         video_token_id=FIRST_ID - 1,
@@ -200,6 +220,7 @@ GRIDS: dict[str, Processed] = {  # whose tokens have positions of frame, row and
         named=(("image_token", "<|IMAGE_PLACEHOLDER|>"),),
     ),
 }
+GRIDS["glm-ocr"] = replace(GRIDS["glm-4.6v"], config=_glm_ocr, model=glm_ocr.GlmOcrForConditionalGeneration)
 PREFIX = Processed(
     ("<image>",),
     lambda: paligemma.PaliGemmaConfig(
