@@ -50,7 +50,7 @@ class Media(Struct, frozen=True, kw_only=True):
     rate: float = 0.0  # AUDIO: samples a second; VIDEO: frames a second of the file
     frame_times_s: tuple[float, ...] = ()  # VIDEO: when each of the frames is shown
     num_images: int = 1  # IMAGE: of its prompt, with this one
-    image_index: int = 0  # IMAGE: how many of these stand before it
+    kind_index: int = 0  # how many files of its kind stand before it
     sound: "Media | None" = None  # VIDEO: what is heard in it, where that is wanted
     loaded: "MediaLoad | None" = None  # what loading it took; None: it came as an array
 

@@ -21,5 +21,6 @@ class PrepareResult(Struct, frozen=True, kw_only=True):
 
     num_bytes: int = 0
     digest: bytes = b""  # of these
+    behind: int = 0  # with `position_ids` [3, 1, tokens] among them: the position of what follows the file
     error: str = ""  # why there are none; empty: there are
     is_fault: bool = False  # the file is not to blame

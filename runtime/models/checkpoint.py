@@ -1,6 +1,5 @@
 """A model's checkpoint: which tensors its files have, and slices of them without reading the rest."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +8,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from runtime.errors import ModelError
+from runtime.layers.quantization.ggml_joined import JoinedRows, num_bytes
 from runtime.layers.quantization.ggml_rows import GgmlRows, mapped_octets
 from runtime.layers.weight import TensorReader
 from runtime.messages.ranks import Reading
@@ -153,8 +153,8 @@ def gguf_tensors(path: Path) -> Iterator[TensorSlice]:
     octets: dict[str, Tensor] = {}
     for source in sources(read_gguf(path)):
         stored = source.tensor
-        if stored.path not in octets:
-            octets[stored.path] = mapped_octets(stored.path)
-        reader = GgmlRows(source, octets[stored.path])
-        num_bytes = stored.num_bytes * math.prod(source.shape) // math.prod(stored.shape)
-        yield TensorSlice(source.name, Path(stored.path).name, reader, num_bytes)
+        for one in (stored, source.second):
+            if one is not None and one.path not in octets:
+                octets[one.path] = mapped_octets(one.path)
+        reader = JoinedRows(source, octets) if source.form else GgmlRows(source, octets[stored.path])
+        yield TensorSlice(source.name, Path(stored.path).name, reader, num_bytes(source))

@@ -200,8 +200,12 @@ class GptOssDecoderLayer(Layer):
 
 
 def is_mxfp4(config: ModelConfig) -> bool:
-    """Whether the checkpoint has its experts in MXFP4."""
-    return config.quantization is not None and config.quantization.method == "mxfp4"
+    """Whether the checkpoint has its experts in MXFP4. GGUF files name each layer's."""
+    found = config.quantization
+    return found is not None and (
+        found.method == "mxfp4"
+        or (found.method == "gguf" and found.format_of("layers.0.mlp.experts") is not None)
+    )
 
 
 class GptOss(Llama):

@@ -36,7 +36,7 @@ class NarrowValueAttention(SelfAttention):
 
 
 class MiMoV2(Llama):
-    """MiMo-V2-Flash. See GenerativeModel. Its next-token layers are not loaded."""
+    """MiMo-V2-Flash. See GenerativeModel. Its next-token layers are those of a DraftHead."""
 
     attention_class = NarrowValueAttention
     ignored_weights: tuple[str, ...] = (*Llama.ignored_weights, r"^model\.mtp\.")

@@ -115,6 +115,7 @@ class TransformersModel(Layer):
         setattr(self.causal_lm.get_submodule(parent), name, self.given)
         self.body = whole if config.media is None else text
         self.media_encoder: TransformersMedia | None = None
+        self.has_token_grids = config.media is not None and config.media.has_token_grids
         if config.media is not None:
             whole = self.causal_lm if whole is text else whole
             begins = [text, self.given]
@@ -144,9 +145,12 @@ class TransformersModel(Layer):
         inputs = {"input_ids": batch.token_ids[None]}
         if self.media_encoder is not None:
             inputs = {"inputs_embeds": self.embeddings(batch)[None]}
+        positions = batch.positions[None]
+        if self.has_token_grids:  # [3, 1, T]
+            positions = batch.positions.view(len(batch.positions), 1, -1).expand(-1, -1, 3).permute(2, 1, 0)
         self.step.batch = batch
         try:
-            out = self.body(**inputs, position_ids=batch.positions[None], use_cache=False)
+            out = self.body(**inputs, position_ids=positions, use_cache=False)
         finally:
             self.step.batch = None
         hidden: Tensor = out[0][0]

@@ -137,12 +137,12 @@ def parts_of(one: Prepared) -> tuple[Prepared, ...]:
 
 
 def counted(media: Sequence[Media]) -> list[Media]:
-    """The files of a prompt, with their number and place among its images."""
+    """The files of a prompt, with the number of its images and each one's place among those of its kind."""
     num_images = sum(one.kind is MediaKind.IMAGE for one in media)
     found: list[Media] = []
     for one in media:
-        before = sum(other.kind is MediaKind.IMAGE for other in found)
-        found.append(structs.replace(one, num_images=num_images, image_index=before))
+        before = sum(other.kind is one.kind for other in found)
+        found.append(structs.replace(one, num_images=num_images, kind_index=before))
     return found
 
 

@@ -35,6 +35,8 @@ from runtime.text.video_sound import SoundMarks
 from runtime.text.vocabulary import Vocabulary
 
 NO_PIXELS: Mapping[MediaKind, PixelRange] = {}
+# stands for a video in InternVL's authors' layout, whose tokenizers have it of Qwen 2.5 and no text uses it
+AUTHORS_VIDEO = "<|video_pad|>"
 # names in the tokenizer's files of the tokens around a sound, and their texts in Qwen3-Omni
 SOUND_MARKS = (("audio_bos_token", "<|audio_start|>"), ("audio_eos_token", "<|audio_end|>"))
 
@@ -141,7 +143,9 @@ def tile_placeholders(encoder: InternVlEncoder, vocabulary: Vocabulary) -> dict[
     names = vocabulary.files.special_tokens
     is_known = encoder.authors is None
     image_id = encoder.placeholder_id if is_known else marker_id(vocabulary, "<IMG_CONTEXT>")
-    video_id = vocabulary.token_id(names.get("video_token", "<video>"))
+    video_texts = [names.get("video_token", "<video>"), *([] if is_known else [AUTHORS_VIDEO])]
+    known = [id for text in video_texts if (id := vocabulary.token_id(text)) is not None]
+    video_id = next(iter(known), None)
     return {MediaKind.IMAGE: image_id} | ({} if video_id is None else {MediaKind.VIDEO: video_id})
 
 

@@ -71,6 +71,6 @@ def open_transformers_media(
     token stands for them."""
     texts, ids = placeholders(folder, encoder, vocabulary)
     if not encoder.is_prompt_wide:
-        return TransformersProcessor(folder, texts, ids)
+        return TransformersProcessor(folder, texts, ids, has_token_grids=encoder.has_token_grids)
     row_id = dict(encoder.row_ids)[MediaKind.IMAGE]
     return PrefixProcessor(folder, texts, ids, row_id, vocabulary)

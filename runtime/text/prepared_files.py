@@ -5,7 +5,7 @@ thread; where all files of a request are known, no spool, decoder or processor h
 http or file URL names may change, so such files are loaded each time.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
 from threading import Lock
@@ -66,13 +66,14 @@ def keys_of(sources: Sequence[MediaSource], realm: str) -> list[bytes]:
     """A key of each file that is in a request: of its text, and of all else that its preparation depends on.
     `realm`: requests of other realms share nothing with it. For a worker thread."""
     num_images, keys = sum(one.kind is MediaKind.IMAGE for one in sources), list[bytes]()
-    index = 0  # of the next image
+    indices: Counter[MediaKind] = Counter()  # of the next file of each kind
     for one in sources:
+        index = indices[one.kind]
         key = sha256(f"{realm}\0{one.kind}\0{one.has_sound}\0{num_images}\0{index}\0".encode())
         text = one.base64 or one.url
         for at in range(0, len(text), PART_CHARS):
             key.update(text[at : at + PART_CHARS].encode("utf-8", "surrogatepass"))
             give_way()
         keys.append(key.digest())
-        index += one.kind is MediaKind.IMAGE
+        indices[one.kind] += 1
     return keys

@@ -17,11 +17,12 @@ import numpy as np
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, ModelError
 from runtime.media_kind import NAMES
-from runtime.messages.media import Media, MediaKind, SoundLimits
+from runtime.messages.media import Media, MediaKind, SoundLimits, TokenGrid
 from runtime.messages.packed_arrays import unpack
 from runtime.messages.prepare import MAX_MESSAGE_BYTES, PrepareRequest, PrepareResult
 from runtime.models.config.transformers_media import TransformersEncoder, placeholder_texts, sampling_rate
 from runtime.text.media_prompts import Prepared, check_kind
+from runtime.text.position_grids import grids_of
 from runtime.text.vocabulary import Vocabulary
 
 LIMIT_S = 120.0  # for one file, the start of the process included
@@ -35,13 +36,21 @@ class TransformersProcessor:
 
     is_attended = False
 
-    def __init__(self, folder: Path, texts: Mapping[MediaKind, str], ids: Mapping[MediaKind, int]) -> None:
-        """`texts`, `ids`: the placeholder of each kind."""
+    def __init__(
+        self,
+        folder: Path,
+        texts: Mapping[MediaKind, str],
+        ids: Mapping[MediaKind, int],
+        *,
+        has_token_grids: bool = False,
+    ) -> None:
+        """`texts`, `ids`: the placeholder of each kind; `has_token_grids`: tokens of files have rotary
+        positions of frame, row and column."""
         self.placeholder_ids = dict(ids)
         self.sounds = None
         if MediaKind.AUDIO in ids:
             self.sounds = SoundLimits(rate=sampling_rate(folder), max_s=MAX_SOUND_S)
-        self._folder, self._texts = folder, dict(texts)
+        self._folder, self._texts, self._has_token_grids = folder, dict(texts), has_token_grids
         self._lock = threading.Lock()  # one file at a time
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -56,14 +65,31 @@ class TransformersProcessor:
             if result.is_fault:
                 raise InternalFault(result.error, param=media.param)
             raise InvalidRequest(f"{media.param}: {result.error}", param=media.param)
-        ids: list[int] = unpack(values)["input_ids"].tolist()
+        arrays = unpack(values)
+        ids: list[int] = arrays["input_ids"].tolist()
         return Prepared(
             kind=media.kind,
             digest=result.digest,
             values=values,
             token_ids=ids,
             positions=np.arange(len(ids), dtype=np.int32),
+            token_grids=self._token_grids(media, arrays, result.behind),
         )
+
+    def _token_grids(
+        self, media: Media, arrays: Mapping[str, np.ndarray], behind: int
+    ) -> tuple[TokenGrid, ...]:
+        """The grids of a file's tokens. Raises InternalFault for positions that are in none."""
+        if not self._has_token_grids:
+            return ()
+        try:
+            return grids_of(arrays["position_ids"][:, 0], behind)
+        except ValueError as error:
+            raise InternalFault(
+                f"{media.param}: transformers gives its tokens rotary positions that are not supported: "
+                f"{error}",
+                param=media.param,
+            ) from None
 
     def close(self) -> None:
         """Ends the process."""
@@ -111,6 +137,7 @@ class TransformersProcessor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(LIMIT_S)
         arguments = ["--folder", str(self._folder), "--texts", msgspec.json.encode(self._texts).decode()]
+        arguments += ["--token-grids"] if self._has_token_grids else []
         module = "runtime.text.transformers_process"
         with theirs:
             self._process = subprocess.Popen(

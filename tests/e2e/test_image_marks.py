@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
+from transformers import PreTrainedModel
 
 import runtime
 from runtime.errors import InvalidRequest, ModelError
 from tests.e2e.image_engine import COUNT, OPTIONS, Images
 from tests.e2e.image_prompts import MORE, PROMPTS, TEXT, A, Expected, check_answers, make_with_answers
-from tests.models.make_images import Family, Rows, Tiles, greedy_images, write_internvl_chat
+from tests.models.make_images import Family, Rows, Tiles, greedy_images, greedy_of, write_internvl_chat
 from tests.models.make_media import PLACEHOLDER, VIDEO_PLACEHOLDER, name_placeholder, picture
 from tests.models.write_mistral import write_mistral
 
@@ -72,39 +73,48 @@ async def test_videos_of_internvl_are_numbered_frames(tmp_path: Path) -> None:
     family = Tiles()
     model = family.make(tmp_path)
     name_placeholder(tmp_path, "<video>", "", VIDEO_PLACEHOLDER)
-    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    film = np.random.default_rng(4).integers(0, 256, (3, 30, 20, 3), dtype=np.uint8)
-    pixels, shown = family.frames(film, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
+    expected = film_and_image(family, model, tmp_path)
+    async with runtime.Engine(model_path=str(tmp_path), **OPTIONS | {"chunked_prefill_size": 9}) as engine:
+        answer = await Images(engine).ask([*TEXT, VIDEO_PLACEHOLDER, *MORE, PLACEHOLDER], [FILM, A])
+    assert answer.finish is not None
+    assert (answer.token_ids, answer.finish.prompt_tokens) == expected
+
+
+FILM = np.random.default_rng(4).integers(0, 256, (3, 30, 20, 3), dtype=np.uint8)
+
+
+def film_and_image(family: Tiles, model: PreTrainedModel, folder: Path) -> tuple[list[int], int]:
+    """What transformers generates of a text with FILM and an image, and how many tokens the prompt has."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    pixels, shown = family.frames(FILM, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
     image, tiles = family.prepare([A])
     tokens = [*TEXT, *shown, *MORE, *tiles[0]]
-    start = len(tokens)
-    with torch.inference_mode():
-        for _ in range(COUNT):
-            given = torch.cat((pixels, image["pixel_values"]))
-            logits = model(input_ids=torch.tensor([tokens]), pixel_values=given, use_cache=False).logits
-            tokens.append(int(logits[0, -1].argmax()))
-    async with runtime.Engine(model_path=str(tmp_path), **OPTIONS | {"chunked_prefill_size": 9}) as engine:
-        answer = await Images(engine).ask([*TEXT, VIDEO_PLACEHOLDER, *MORE, PLACEHOLDER], [film, A])
-    assert answer.finish is not None
-    assert (answer.token_ids, answer.finish.prompt_tokens) == (tokens[start:], start)
+    given = {"pixel_values": torch.cat((pixels, image["pixel_values"]))}
+    return greedy_of(model, tokens, given, COUNT), len(tokens)
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("own", [{}, {"use_qk_norm": True, "norm_type": "rms_norm", "attention_bias": True}])
 async def test_internvl_in_its_authors_layout(own: dict[str, Any], tmp_path: Path) -> None:
     """InternVLChatModel: other names in config.json and of tensors, tiles as config.json says, and a chat
-    template that takes strings."""
+    template that takes strings. It takes videos where the tokenizer has a token for them."""
     family = Tiles(**own)
     (tmp_path / "hf").mkdir()
     model = family.make(tmp_path / "hf")
     write_internvl_chat(tmp_path / "hf", tmp_path / "own")
+    if not own:
+        name_placeholder(tmp_path / "own", "<|video_pad|>", "", VIDEO_PLACEHOLDER)
     async with runtime.Engine(model_path=str(tmp_path / "own"), **OPTIONS) as engine:
         images = Images(engine)
         for name, prompt in PROMPTS.items():
             expected = greedy_images(family, model, *prompt, COUNT)
             assert (await images.ask(*prompt)).token_ids == expected[0], name
-        with pytest.raises(InvalidRequest, match="takes images, and no videos"):
-            await images.ask([*TEXT], [A[None]])
+        if own:
+            with pytest.raises(InvalidRequest, match="takes images, and no videos"):
+                await images.ask([*TEXT], [A[None]])
+            return
+        answer = await images.ask([*TEXT, VIDEO_PLACEHOLDER, *MORE, PLACEHOLDER], [FILM, A])
+        assert answer.token_ids == film_and_image(family, model, tmp_path / "own")[0]
 
 
 @pytest.mark.anyio

@@ -12,7 +12,7 @@ import runtime
 from runtime.errors import OptionsError
 from tests.e2e.image_engine import COUNT, OPTIONS, Images, Prompt
 from tests.models.make_media import picture
-from tests.models.make_processed import FAMILIES, PREFIX, SOUNDS, Processed, greedy_processed
+from tests.models.make_processed import FAMILIES, GRIDS, PREFIX, SOUNDS, Processed, greedy_processed
 
 A, B, SMALL = picture(1, 30, 60), picture(2, 90, 30), picture(3, 7, 9)
 IMPL = OPTIONS | {"model_impl": "transformers"}
@@ -75,6 +75,21 @@ async def check(folder: Path, options: dict[str, Any], expected: Expected) -> No
 )
 async def test_images_equal_transformers(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     await check(tmp_path, options, make(FAMILIES[name], tmp_path, A, B))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param("glm-4.6v", CHUNKS, id="glm-4.6v"),
+        pytest.param("glm-4.6v", {}, id="glm-4.6v, prefixes", marks=pytest.mark.full),
+        pytest.param("glm-ocr", {}, id="glm-ocr", marks=pytest.mark.full),
+        pytest.param("paddleocr-vl", {}, id="paddleocr-vl", marks=pytest.mark.full),
+    ],
+)
+async def test_positions_of_rows_and_columns(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Those that the model's own get_rope_index gives (M-RoPE)."""
+    await check(tmp_path, options, make(GRIDS[name], tmp_path, A, B))
 
 
 @pytest.mark.anyio

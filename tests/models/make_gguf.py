@@ -17,6 +17,8 @@ ARCHITECTURES = {
     "arcee": "arcee",
     "cohere": "command-r",
     "cohere2": "cohere2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
     "dots1": "dots1",
     "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5-moe",
@@ -27,11 +29,14 @@ ARCHITECTURES = {
     "gemma3": "gemma3",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
+    "gpt_oss": "gpt-oss",
     "granite": "granite",
     "granite_moe": "granitemoe",
     "granite_moe_shared": "granitemoe",
     "hunyuan": "hunyuan-dense",
     "internlm2": "internlm2",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
     "llama": "llama",
     "minimax_m2": "minimax-m2",
     "mistral": "llama",
@@ -60,9 +65,14 @@ CHECKPOINT_NAMES = (
     (".block_sparse_moe.router.layer.", ".block_sparse_moe.gate."),
     (".block_sparse_moe.router.", ".block_sparse_moe.gate."),
     (".block_sparse_moe.experts.", ".mlp.experts."),
+    (".feed_forward.experts.", ".mlp.experts."),
 )
 # for rows of no 256 numbers
-SMALLEST = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
+SMALLEST = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0, Type.Q8_0: Type.F32}
+QUANTIZABLE = (
+    *(Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1),
+    Type.MXFP4,
+)
 Choose = Callable[[str], Type]  # a tensor's GGUF name -> its type
 
 
@@ -95,7 +105,7 @@ def random_blocks(kind: Type, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 def octets_of(kind: Type, weight: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """A weight in a type: the file's bytes, and the numbers that these are."""
-    if kind in (Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1):
+    if kind in QUANTIZABLE:
         octets = gguf.quants.quantize(weight, kind)
     else:
         octets = random_blocks(kind, weight.shape, seed)
@@ -139,13 +149,18 @@ def _write_config(writer: gguf.GGUFWriter, arch: str, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if not arch.startswith("lfm2"):
+        writer.add_head_count_kv(config.num_key_value_heads)
     if getattr(config, "rms_norm_eps", None) is not None:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if arch.startswith("lfm2"):
+        _write_convolutions(writer, config)
     for name in ("layer_norm_eps", "norm_epsilon", "norm_eps"):
         if getattr(config, name, None) is not None:
             writer.add_layer_norm_eps(getattr(config, name))
-    if getattr(config, "head_dim", None) is not None:
+    if arch == "deepseek2":
+        _write_latents(writer, config)
+    elif getattr(config, "head_dim", None) is not None:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     _write_rope(writer, arch, config)
@@ -153,12 +168,38 @@ def _write_config(writer: gguf.GGUFWriter, arch: str, config: Any) -> None:
         if getattr(config, name, None) is not None:
             getattr(writer, add)(getattr(config, name))
     window = getattr(config, "sliding_window", None)
-    if arch in ("cohere2", "exaone4", "gemma2", "gemma3", "olmo2", "phi3") and window is not None:
+    if arch in ("cohere2", "exaone4", "gemma2", "gemma3", "gpt-oss", "olmo2", "phi3") and window is not None:
         writer.add_sliding_window(window)
     if arch in ("cohere2", "exaone4", "gemma3", "olmo2") and window is not None:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if arch in ("dots1", "glm4moe"):
         writer.add_expert_weights_norm(config.norm_topk_prob)
+
+
+def _write_convolutions(writer: gguf.GGUFWriter, config: Any) -> None:
+    """What files of LFM 2 say besides: layers without heads of keys are convolutions."""
+    heads = [config.num_key_value_heads * (kind == "full_attention") for kind in config.layer_types]
+    writer.add_head_count_kv(heads)
+    writer.add_shortconv_l_cache(config.conv_L_cache)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+
+
+def _write_latents(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Sizes of latent attention: of V3 as newer files have them, which describe what is cached."""
+    keys, values = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_expert_weights_norm(bool(getattr(config, "norm_topk_prob", False)))
+    if config.model_type == "deepseek_v2":
+        writer.add_key_length(keys)
+        writer.add_value_length(values)
+        return
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(keys)
+    writer.add_value_length_mla(values)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 # fields of config.json -> methods of the package's writer
@@ -176,6 +217,9 @@ FIELDS = {
     "shared_intermediate_size": "add_expert_shared_feed_forward_length",
     "n_shared_experts": "add_expert_shared_count",
     "moe_num_shared_experts": "add_expert_shared_count",
+    "n_group": "add_expert_group_count",
+    "topk_group": "add_expert_group_used_count",
+    "num_dense_layers": "add_leading_dense_block_count",
     "first_k_dense_replace": "add_leading_dense_block_count",
     "moe_layer_start_index": "add_leading_dense_block_count",
     "moe_layer_interval": "add_interleave_moe_layer_step",
@@ -193,12 +237,19 @@ def _write_rope(writer: gguf.GGUFWriter, arch: str, config: Any) -> None:
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
     theta, dim = rope["rope_theta"], getattr(config, "head_dim", None)
+    dim = config.qk_rope_head_dim if arch == "deepseek2" else dim
     dim = dim or config.hidden_size // config.num_attention_heads
     if alpha := rope.get("alpha"):  # Hunyuan's base is scaled by the converter
         theta *= alpha ** (dim / (dim - 2))
     writer.add_rope_freq_base(theta)
     partial = rope.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
     writer.add_rope_dimension_count(int(dim * partial))
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "mscale_all_dim" in rope:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if rope.get("rope_type") == "longrope":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
@@ -250,8 +301,15 @@ class Piece(NamedTuple):
     heads: int = 0  # whose rows the file reorders; 0: it does not
 
 
-def _parts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+def _parts(name: str, tensor: torch.Tensor, config: Any) -> dict[str, torch.Tensor]:
     """A tensor of the model by the names of checkpoints: stacks and fused experts taken apart."""
+    if config.model_type == "gpt_oss":
+        return _gpt_oss_parts(name, tensor)
+    if config.model_type == "deepseek_v3" and name.endswith("kv_b_proj.weight"):
+        heads = tensor.unflatten(0, (config.num_attention_heads, -1))
+        keys, values = heads.split((config.qk_nope_head_dim, config.v_head_dim), dim=1)
+        base = name.removesuffix("kv_b_proj.weight")
+        return {f"{base}k_b_proj.weight": keys.transpose(1, 2), f"{base}v_b_proj.weight": values}
     for theirs, ours in CHECKPOINT_NAMES:
         name = name.replace(theirs, ours)
     for end, base in (
@@ -272,9 +330,28 @@ def _parts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         return {f"{name}.weight": tensor}
     if name.endswith("e_score_correction_bias"):
         return {name.removesuffix("_bias") + ".bias": tensor.flatten()}
+    if name.endswith(".conv.conv.weight"):
+        return {name: tensor[:, 0]}
+    if name.endswith(".expert_bias"):
+        return {f"{name}.bias": tensor}
     if name.endswith("shared_expert_gate.weight"):
         return {name: tensor[0]}
     return {name: tensor}
+
+
+def _gpt_oss_parts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A tensor of gpt-oss: gate and up apart, outputs before inputs."""
+    base, _, kind = name.rpartition("experts.")
+    base += "experts."
+    if kind.startswith("gate_up_proj"):
+        parts = {"gate_proj": tensor[..., ::2], "up_proj": tensor[..., 1::2]}
+    elif kind.startswith("down_proj"):
+        parts = {"down_proj": tensor}
+    else:
+        return {f"{name}.weight" if name.endswith(".sinks") else name: tensor}
+    if kind.endswith("_bias"):
+        return {f"{base}{part}.bias": view for part, view in parts.items()}
+    return {f"{base}{part}.weight": view.transpose(1, 2) for part, view in parts.items()}
 
 
 def _pieces(model: PreTrainedModel, arch: str) -> list[Piece]:
@@ -286,7 +363,7 @@ def _pieces(model: PreTrainedModel, arch: str) -> list[Piece]:
     for key, tensor in model.state_dict().items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        for name, view in _parts(key, tensor).items():
+        for name, view in _parts(key, tensor, config).items():
             given = names.get_name(name, (".weight", ".bias"))
             assert given is not None, f"the package has no name for {name} of {arch}"
             module = given.rpartition(".")[0].rpartition(".")[2]

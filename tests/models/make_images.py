@@ -230,9 +230,14 @@ def greedy_images(
     given, expanded = family.prepare(images) if images else ({}, [])
     places = iter(expanded)
     tokens = [i for token in prompt for i in (next(places) if token == PLACEHOLDER else [token])]
-    start = len(tokens)
+    return greedy_of(model, tokens, given, count), len(tokens)
+
+
+def greedy_of(model: PreTrainedModel, tokens: list[int], given: dict[str, Any], count: int) -> list[int]:
+    """What transformers generates of tokens and the files that are `given` with them."""
+    tokens, start = list(tokens), len(tokens)
     with torch.inference_mode():
         for _ in range(count):
             logits = model(input_ids=torch.tensor([tokens]), use_cache=False, **given).logits
             tokens.append(int(logits[0, -1].argmax()))
-    return tokens[start:], start
+    return tokens[start:]

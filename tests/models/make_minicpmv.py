@@ -1,6 +1,8 @@
-"""Tiny random checkpoints of MiniCPM-V 4.6, and what transformers' processor makes of images."""
+"""Tiny random checkpoints of MiniCPM-V 4.6, and what transformers' processors make of images and
+videos."""
 
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +21,8 @@ from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import Min
 
 from tests.models.hybrids import DELTA
 from tests.models.make import SIZES, randomize, write_tokenizer
-from tests.models.make_media import PLACEHOLDER, name_placeholder
+from tests.models.make_media import PLACEHOLDER, VIDEO_PLACEHOLDER, name_placeholder
+from tests.models.on_pillow import on_pillow
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 TEXT = SIZES | DELTA | {"model_type": "qwen3_5_text", "head_dim": 32}
@@ -35,6 +38,7 @@ VISION = {
 # texts of tokens, by their names in the tokenizer
 MARKS = {
     "image_token": ("<|image_pad|>", PLACEHOLDER),
+    "video_token": ("<|video_pad|>", VIDEO_PLACEHOLDER),
     "image_start_token": ("<image>", 253),
     "image_end_token": ("</image>", 252),
     "slice_start_token": ("<slice>", 251),
@@ -65,6 +69,7 @@ class MiniCpmV:
             text_config=TEXT,
             insert_layer_id=1,
             image_token_id=PLACEHOLDER,
+            video_token_id=VIDEO_PLACEHOLDER,
             downsample_mode=self.mode,
         )
         model = randomize(MiniCPMV4_6ForConditionalGeneration(config).eval())
@@ -79,7 +84,7 @@ class MiniCpmV:
     def prepare(self, images: Sequence[np.ndarray]) -> tuple[dict[str, Any], list[list[int]]]:
         """See Family."""
         found = MiniCPMV4_6ImageProcessorPil(**self.preparation)(list(images), return_tensors="pt")
-        names = SimpleNamespace(slice_mode=True, **{name: text for name, (text, _) in MARKS.items()})
+        names = mark_names()
         texts = [
             MiniCPMV4_6Processor.replace_image_token(
                 names, found, index, image_token_divisor=int(self.mode[:-1])
@@ -92,3 +97,43 @@ class MiniCpmV:
             )
         tokens = [self.tokenizer.encode(text).ids for text in texts]
         return {name: found[name] for name in ("pixel_values", "target_sizes")}, tokens
+
+    def prepare_videos(self, videos: Sequence[np.ndarray]) -> tuple[dict[str, Any], list[list[int]]]:
+        """What the model is given for videos, uint8 [frames, height, width, 3], and the tokens of each."""
+        processor = on_pillow("minicpmv4_6.video_processing_minicpmv4_6", "MiniCPMV4_6VideoProcessor")
+        settings = {name: value for name, value in self.preparation.items() if name != "use_image_id"}
+        found = processor._preprocess(
+            [torch.from_numpy(video).permute(0, 3, 1, 2).contiguous() for video in videos],
+            video_metadata=[None] * len(videos),
+            resample=3,
+            slice_mode=True,
+            stack_frames=1,
+            max_num_frames=128,
+            image_mean=(0.5, 0.5, 0.5),
+            image_std=(0.5, 0.5, 0.5),
+            return_tensors="pt",
+            do_resize=True,
+            do_rescale=True,
+            rescale_factor=1 / 255,
+            do_normalize=True,
+            **settings,
+        )
+        names, token = mark_names(), MARKS["video_token"][0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of numpy, for sums of tensors
+            texts = [
+                MiniCPMV4_6Processor.replace_video_token(
+                    names, found, index, video_token_divisor=int(self.mode[:-1])
+                )
+                for index in range(len(videos))
+            ]
+        if self.has_numbers:
+            texts = MiniCPMV4_6Processor._prepend_local_ids(names, [token * len(videos)], texts, token)
+        given = {name: found[name] for name in ("pixel_values_videos", "target_sizes_videos")}
+        return given, [self.tokenizer.encode(text).ids for text in texts]
+
+
+def mark_names() -> Any:
+    """What a processor knows of the texts of tokens."""
+    texts = {name: text for name, (text, _) in MARKS.items()}
+    return SimpleNamespace(slice_mode=True, video_slice_mode=True, **texts)

@@ -57,6 +57,13 @@ NAMES = {
         "fc": "model.mtp_layers.{k}.input_proj",
         "norm": "model.mtp_layers.{k}.final_layernorm",
     },
+    "mimo_v2_flash": {
+        "block": "model.mtp.layers.{k}.",
+        "enorm": "model.mtp.layers.{k}.enorm",
+        "hnorm": "model.mtp.layers.{k}.hnorm",
+        "fc": "model.mtp.layers.{k}.eh_proj",
+        "norm": "model.mtp.layers.{k}.final_layernorm",
+    },
     "nemotron_h": {
         "block": "mtp.layers.{k}.",
         "enorm": "mtp.layers.0.enorm",
@@ -65,6 +72,10 @@ NAMES = {
         "norm": "mtp.layers.1.final_layernorm",
     },
     **dict.fromkeys(("exaone_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), MTP),
+}
+# names within blocks of published checkpoints, where they are not those of transformers
+OWN_NAMES = {
+    "mimo_v2_flash": (("post_attention_layernorm", "pre_mlp_layernorm"), (".sinks", ".attention_sink_bias"))
 }
 # what config.json says of next-token layers, where that is not num_nextn_predict_layers
 KEYS: dict[str, dict[str, Any]] = {
@@ -90,6 +101,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "layer_types": ["indexed_attention"],
         "mlp_layer_types": ["sparse"],
     },
+    "mimo_v2_flash": {"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]},
     "nemotron_h": {"layer_types": ["full_attention", "moe"]},
     "step3p5": {
         "layer_types": ["sliding_attention"],
@@ -147,6 +159,8 @@ def _layer(
         if name.startswith("layers."):
             _, index, rest = name.split(".", 2)
             place = names["block"].format(n=num_layers + k, k=k + int(index))
+            for theirs, own_name in OWN_NAMES.get(family, ()):
+                rest = rest.replace(theirs, own_name)
             found[place + rest] = tensor
         elif name in ("norm.weight", "norm_f.weight") and "norm" in names:
             found[names["norm"].format(n=num_layers + k, k=k) + ".weight"] = tensor

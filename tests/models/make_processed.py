@@ -4,7 +4,7 @@ their processors, and what transformers generates of them."""
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,26 @@ import numpy as np
 import torch
 from PIL import Image
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel, ProcessorMixin
-from transformers.models import glmasr, idefics2, llava_next, ovis2, paligemma, siglip, whisper
+from transformers.models import (
+    glm46v,
+    glm_ocr,
+    glmasr,
+    idefics2,
+    llava_next,
+    ovis2,
+    paddleocr_vl,
+    paligemma,
+    siglip,
+    whisper,
+)
+from transformers.utils import is_torchvision_available
 
+from runtime.text.transformers_process import leave_out_videos
 from tests.models.make import SIZES, randomize, write_tokenizer
 from tests.models.make_media import name_placeholder
+
+if not is_torchvision_available():
+    leave_out_videos()
 
 FIRST_ID = 255  # of the tokens that a family names; the next is 254
 LLAMA = SIZES | {"model_type": "llama"}
@@ -101,6 +117,47 @@ def _ovis2() -> PreTrainedConfig:
     )
 
 
+GLM_TOWER = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "image_size": 20,
+    "patch_size": 4,
+    "out_hidden_size": 64,
+}
+
+
+def _glm_ocr() -> PreTrainedConfig:
+    rope = {"rope_theta": 1e4, "partial_rotary_factor": 1.0, "mrope_section": [4, 2, 2]}
+    return glm_ocr.GlmOcrConfig(
+        vision_config=GLM_TOWER,
+        text_config=SIZES | {"head_dim": 16, "rope_parameters": rope},
+        image_token_id=FIRST_ID,
+        video_token_id=FIRST_ID - 1,
+    )
+
+
+def _glm46v() -> PreTrainedConfig:
+    rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+    return glm46v.Glm46VConfig(
+        vision_config=GLM_TOWER | {"model_type": "glm4v_vision"},
+        text_config=SIZES | {"model_type": "glm4v_text", "rope_parameters": rope},
+        image_token_id=FIRST_ID,
+        video_token_id=FIRST_ID - 1,
+    )
+
+
+def _paddleocr_vl() -> PreTrainedConfig:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    return paddleocr_vl.PaddleOCRVLConfig(
+        vision_config=TOWER | {"image_size": 20, "patch_size": 4},
+        text_config=SIZES | {"rope_parameters": rope, "head_dim": 16},
+        image_token_id=FIRST_ID,
+        video_token_id=FIRST_ID - 1,
+    )
+
+
 PINPOINTS = [[16, 32], [32, 16], [32, 32]]
 FAMILIES: dict[str, Processed] = {
     "ovis 2": Processed(
@@ -140,6 +197,30 @@ FAMILIES: dict[str, Processed] = {
         ),
     ),
 }
+GRIDS: dict[str, Processed] = {  # whose tokens have positions of frame, row and column
+    "glm-4.6v": Processed(
+        ("<|image|>", "<|video|>"),
+        _glm46v,
+        glm46v.Glm46VForConditionalGeneration,
+        lambda tokenizer: glm46v.Glm46VProcessor(
+            glm46v.Glm46VImageProcessorPil(patch_size=4, size={"shortest_edge": 512, "longest_edge": 5120}),
+            tokenizer,
+        ),
+    ),
+    "paddleocr-vl": Processed(
+        ("<|IMAGE_PLACEHOLDER|>", "<|video|>"),
+        _paddleocr_vl,
+        paddleocr_vl.PaddleOCRVLForConditionalGeneration,
+        lambda tokenizer: paddleocr_vl.PaddleOCRVLProcessor(
+            paddleocr_vl.PaddleOCRVLImageProcessorPil(
+                patch_size=4, size={"shortest_edge": 256, "longest_edge": 2560}
+            ),
+            tokenizer,
+        ),
+        named=(("image_token", "<|IMAGE_PLACEHOLDER|>"),),
+    ),
+}
+GRIDS["glm-ocr"] = replace(GRIDS["glm-4.6v"], config=_glm_ocr, model=glm_ocr.GlmOcrForConditionalGeneration)
 PREFIX = Processed(
     ("<image>",),
     lambda: paligemma.PaliGemmaConfig(

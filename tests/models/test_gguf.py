@@ -12,6 +12,7 @@ from runtime.errors import ModelError
 from runtime.layers.quantization.ggml import READERS, dequantize_rows
 from runtime.models.config.gguf.types import TYPES
 from runtime.models.config.model_config import read_config
+from runtime.models.gpt_oss import is_mxfp4
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 from tests.models.make_gguf import LLAMAS, write_gguf
@@ -55,6 +56,17 @@ def test_sizes_are_those_of_ggml() -> None:
     assert all(sizes[number] == (kind.name, kind.block, kind.num_bytes) for number, kind in TYPES.items())
 
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
+}
+YARN_PLAIN = {name: value for name, value in YARN.items() if not name.startswith("mscale")}
 CASES: dict[str, dict[str, object]] = {
     "llama": {},
     "llama biases": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
@@ -72,6 +84,15 @@ CASES: dict[str, dict[str, object]] = {
     "arcee": {},
     "cohere": {"tie_word_embeddings": True},
     "cohere2": {"tie_word_embeddings": True},
+    "deepseek_v2": {},
+    "deepseek_v2, groups": {
+        "q_lora_rank": None,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+    },
+    "deepseek_v3": {},
+    "deepseek_v3, yarn": {"rope_parameters": YARN},
     "dots1": {},
     "ernie4_5": {"use_bias": False},
     "ernie4_5_moe": {},
@@ -79,11 +100,14 @@ CASES: dict[str, dict[str, object]] = {
     "exaone4": {},
     "glm4": {},
     "glm4_moe": {},
+    "gpt_oss": {"rope_parameters": {**YARN_PLAIN, "truncate": False}, "intermediate_size": 32},
     "granite": {},
     "granite_moe": {},
     "granite_moe_shared": {},
     "hunyuan": {},
     "internlm2": {},
+    "lfm2": {"block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {"tie_word_embeddings": True},
     "minimax_m2": {},
     "nemotron": {},
     "olmo2": {},
@@ -100,7 +124,7 @@ WIDE = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4}
 # of each kind of change that files make one
 QUANTIZED = (
     *("llama", "llama biases", "llama tied, head_dim", "mistral", "qwen2", "qwen2 tied", "qwen3", "gemma2"),
-    *("qwen2_moe", "qwen3_moe", "cohere", "glm4", "granite_moe_shared", "olmo3"),
+    *("qwen2_moe", "qwen3_moe", "cohere", "glm4", "granite_moe_shared", "lfm2", "olmo3"),
 )
 
 
@@ -112,7 +136,7 @@ QUANTIZED = (
 def test_a_family_is_what_its_file_holds(case: str, kind: Type, tmp_path: Path) -> None:
     """In float32 token for token, with quantized matrices as well: they are dequantized exactly."""
     family, sizes = case.split()[0].rstrip(","), {} if kind == Type.F32 else WIDE
-    if "moe" in family or family == "dots1":
+    if "moe" in family or family in ("deepseek_v2", "deepseek_v3", "dots1"):
         sizes = sizes | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
     if kind != Type.F32 and family == "granite_moe_shared":
         sizes = sizes | {"shared_intermediate_size": 64}
@@ -123,7 +147,27 @@ def test_a_family_is_what_its_file_holds(case: str, kind: Type, tmp_path: Path) 
     model = write_gguf(folder, path, family, lambda name: Type.F32 if "norm" in name else kind)
     model.save_pretrained(tmp_path / "read")
     reference = Reference(tmp_path / "read")
-    assert greedy(path, 6) == [reference.greedy(prompt, 6) for prompt in PROMPTS]
+    states = {"num_states": 12} if family.startswith("lfm2") else {}
+    assert greedy(path, 6, **states) == [reference.greedy(prompt, 6) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("others", [Type.F32, Type.Q8_0], ids=lambda kind: kind.name)
+def test_experts_in_mxfp4(others: Type, tmp_path: Path) -> None:
+    """Files of gpt-oss, whose experts are in MXFP4 whatever the type of other matrices."""
+    folder = make_checkpoint("gpt_oss", tmp_path / "hf", intermediate_size=32)
+    path = tmp_path / "model.gguf"
+
+    def kind_of(name: str) -> Type:
+        if name.endswith(".bias"):
+            return Type.F32
+        return Type.MXFP4 if "_exps." in name else others
+
+    write_gguf(folder, path, "gpt_oss", kind_of).save_pretrained(tmp_path / "read")
+    reference = Reference(tmp_path / "read")
+    expected = [reference.greedy(prompt, 6) for prompt in PROMPTS]
+    assert greedy(path, 6) == expected
+    config = read_config(path)
+    assert is_mxfp4(config)
 
 
 @pytest.mark.parametrize(

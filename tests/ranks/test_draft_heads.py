@@ -139,6 +139,7 @@ def test_drafts_are_those_of_plain_torch(
         "glm4_moe_lite",
         "glm_moe_dsa",
         "mimo",
+        "mimo_v2",
         "nemotron_h",
         "qwen3_5",
         "qwen3_5_moe",
@@ -156,15 +157,7 @@ def test_next_token_layers(family: str, tmp_path: Path) -> None:
     check_drafts(planner, HeadReference(folder, folder, "NEXTN"), expected)
 
 
-def test_next_token_layers_of_mimo_v2_are_refused(tmp_path: Path) -> None:
-    """The model itself is none that is known here: its layers have different numbers and sizes of heads."""
-    config = MiMoV2FlashConfig(architectures=["MiMoV2FlashForCausalLM"], vocab_size=VOCAB_SIZE)
-    config.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="MiMoV2FlashForCausalLM.* has no next-token layers that are known"):
-        read_draft_config(speculation("NEXTN", None), tmp_path, read_config(tmp_path))
-
-
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "mimo", "step3"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "mimo", "mimo_v2", "step3"])
 def test_next_token_layers_in_turn(family: str, tmp_path: Path) -> None:
     """Each of several next-token layers makes one draft, of the tokens that the one before it took and its
     draft."""
@@ -181,6 +174,19 @@ def test_more_layers_than_there_are(tmp_path: Path) -> None:
     folder = add_next_token_layers(make_checkpoint("deepseek_v3", tmp_path / "model"), 2)
     with pytest.raises(ModelError, match="--speculative-num-steps 3 .* the model has 2"):
         opened(folder, speculation=in_turn(3))
+
+
+def test_config_json_of_mimo_v2_counts_no_layers(tmp_path: Path) -> None:
+    """Published checkpoints have three, as layers with a window and without experts."""
+    config = MiMoV2FlashConfig(architectures=["MiMoV2FlashForCausalLM"], vocab_size=VOCAB_SIZE)
+    config.save_pretrained(tmp_path)
+    target = read_config(tmp_path)
+    found = read_draft_config(in_turn(3), tmp_path, target)
+    assert found is not None
+    assert [head.layers.windows for head in found.heads] == [(config.sliding_window,)] * 3
+    assert all(head.layers.moe is None for head in found.heads)
+    with pytest.raises(ModelError, match="--speculative-num-steps 4 .* the model has 3"):
+        read_draft_config(in_turn(4), tmp_path, target)
 
 
 def in_turn(num_steps: int) -> Speculation:

@@ -62,7 +62,11 @@ class GgmlRows:
         """Reads this part, dequantized."""
         rows, columns = _slices(index)
         found = self._numbers(self._places(rows))
-        return found.flatten() if len(self.shape) == 1 else found[:, columns]
+        return self._shaped(found, columns)
+
+    def _shaped(self, rows: Tensor, columns: slice) -> Tensor:
+        """Rows of numbers as the tensor has them, from 1 to 3 dimensions."""
+        return rows.flatten() if len(self.shape) == 1 else rows.view(-1, *self.shape[1:])[:, columns]
 
     def copy_to(self, target: Tensor, index: Index) -> None:
         """Reads this part into a tensor of any dtype, a few rows at a time."""
@@ -72,7 +76,7 @@ class GgmlRows:
         for at in range(0, len(places), step):
             found = self._numbers(places[at : at + step])
             part = target[at : at + step]
-            part.copy_(found.flatten() if len(self.shape) == 1 else found[:, columns])
+            part.copy_(self._shaped(found, columns))
 
     def packed(self, rows: slice, columns: slice) -> GgmlPart:
         """Rows as the file has them, not copied; `columns` begin and end with blocks."""

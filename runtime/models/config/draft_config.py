@@ -223,7 +223,9 @@ def _aux_layers(given: _EagleLayers | None, num_layers: int) -> tuple[int, ...]:
 def _next_token_config(speculation: Speculation, path: str | None, target: ModelConfig) -> DraftConfig:
     """The next-token layers of the target's checkpoint, or of an export that has nothing else."""
     layout = next_token_layout(target)
-    count = target.draft_layers or int(path is not None or (layout is not None and not layout.is_counted))
+    count = target.draft_layers or int(path is not None)
+    if layout is not None:
+        count = target.draft_layers or layout.uncounted or count
     if layout is None or not count or not block_kinds(target):
         raise ModelError(
             f"--speculative-algorithm {speculation.algorithm}: the model ({target.architecture}) has no "

@@ -11,10 +11,12 @@ from runtime.json_value import Fields
 from runtime.models.config import moe_families as experts
 from runtime.models.config import sizes
 from runtime.models.config.altup_config import GlobalHeads
+from runtime.models.config.block import DraftBlock
 from runtime.models.config.families import decoded, two_ropes
 from runtime.models.config.family import Family
 
 ROTATED = 0.334  # the part of a head that rotates, where config.json does not say
+DRAFT_LAYERS = 3  # next-token layers, where config.json does not say
 FULL_THETA, WINDOW_THETA = 5e6, 1e4
 Kind = Literal["full_attention", "sliding_attention"]
 Flag = A[int, Meta(ge=0, le=1)]
@@ -47,6 +49,7 @@ class HfMimo(Struct, frozen=True, kw_only=True):
     attention_value_scale: float | None = None
     add_swa_attention_sink_bias: bool = True
     add_full_attention_sink_bias: bool = False
+    num_nextn_predict_layers: A[int, Meta(ge=0, le=64)] | None = None
 
     def types(self) -> list[Kind]:
         """Which layers have a window: where nothing says, all but the first and every sixth."""
@@ -113,10 +116,15 @@ def _check(hf: HfMimo) -> None:
 
 
 def mimo(raw: Fields) -> Fields:
-    """Windows and rotary positions by layer, heads of layers without a window, and values."""
-    hf = decoded(raw, HfMimo)
+    """Windows and rotary positions by layer, heads of layers without a window, values, and next-token
+    layers, which are as layers with a window."""
+    hf, found = decoded(raw, HfMimo), two_ropes(raw)
+    ropes = zip(found["layer_ropes"], found["windows"], strict=True)
+    local = next((rope for rope, window in ropes if window), found["rope"])
+    block = DraftBlock(window=raw["sliding_window"], rope=local)
     heads = GlobalHeads(head_dim=hf.head_dim, num_kv_heads=raw["full_key_value_heads"], shares_values=False)
-    return two_ropes(raw) | {
+    return found | {
+        "draft_blocks": (block,) * (hf.num_nextn_predict_layers or DRAFT_LAYERS),
         "global_heads": heads,
         "value_dim": 0 if hf.v_head_dim == hf.head_dim else hf.v_head_dim,
         "value_scale": 0.707 if "attention_value_scale" not in raw else hf.attention_value_scale or 1.0,

@@ -1,4 +1,4 @@
-"""config.json of MiniCPM-V 4.6: its encoder of images. Torch-free."""
+"""config.json of MiniCPM-V 4.6: its encoder of images and frames of videos. Torch-free."""
 
 from typing import ClassVar, Literal
 
@@ -20,6 +20,7 @@ class HfMiniCpmV(Struct, frozen=True):
 
     vision_config: HfSiglip = HfSiglip()
     image_token_id: int | None = None
+    video_token_id: int | None = None
     insert_layer_id: int = 6
     downsample_mode: Literal["4x", "16x"] = "16x"
     merge_kernel_size: tuple[sizes.Width, sizes.Width] = (WINDOW, WINDOW)
@@ -31,11 +32,17 @@ class MiniCpmVEncoder(Struct, frozen=True, kw_only=True):
     joined behind one of its layers, and again behind the last."""
 
     placeholder_id: int  # the token of a prompt that stands for an image
+    video_placeholder_id: int | None  # the same of a video; None: the model takes none
     tower: ClipTower
     joined_layer: int | None  # behind which squares are joined; None: nowhere in the tower
     output_size: int  # hidden size of the text model
     has_token_grids: ClassVar[bool] = False  # its tokens have a position each
-    kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.IMAGE})  # what it takes
+
+    @property
+    def kinds(self) -> frozenset[MediaKind]:
+        """What it takes."""
+        videos = () if self.video_placeholder_id is None else (MediaKind.VIDEO,)
+        return frozenset({MediaKind.IMAGE, *videos})
 
     @property
     def merge_size(self) -> int:
@@ -72,6 +79,7 @@ def read_minicpmv(raw: bytes, hidden_size: int) -> MiniCpmVEncoder | None:
         raise contradiction(f"insert_layer_id {hf.insert_layer_id} is no layer of vision_config")
     return MiniCpmVEncoder(
         placeholder_id=hf.image_token_id,
+        video_placeholder_id=hf.video_token_id,
         tower=tower_of(hf.vision_config, merge=1),
         joined_layer=None if hf.downsample_mode == "4x" else hf.insert_layer_id,
         output_size=hidden_size,

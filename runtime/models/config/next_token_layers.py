@@ -32,7 +32,7 @@ class NextTokenLayout(Struct, frozen=True, kw_only=True):
     norm: str = ""  # "": there is none behind the block
     is_hidden_first: bool = False  # the projection takes hidden state and embedding in this order
     has_experts: bool = True  # where the model has any; False: the block is dense
-    is_counted: bool = True  # config.json says how many there are; False: one, if it does not
+    uncounted: int = 0  # how many there are where config.json does not say
     is_described: bool = False  # blocks are as config.json says (ModelConfig.draft_blocks), never plain ones
     head: str = ""  # of an output of its own behind the norm; "": it has the model's
     carries_normed: bool = True  # the next draft is made of what the norm gives; False: of what is before it
@@ -73,7 +73,7 @@ QWEN3_NEXT = NextTokenLayout(
     hnorm="mtp.pre_fc_norm_hidden.",
     fc="mtp.fc.",
     norm="mtp.norm.",
-    is_counted=False,
+    uncounted=1,
 )
 # the output of each layer is its own; older exports name it head, and those of its makers put it below
 # "transformer"
@@ -108,6 +108,17 @@ LAYOUTS = {
         fc="mtp_layers.{k}.input_proj.",
         norm="mtp_layers.{k}.final_layernorm.",
         is_hidden_first=True,
+    ),
+    "MiMoV2Flash": NextTokenLayout(
+        block="mtp.layers.{k}.",
+        enorm="mtp.layers.{k}.enorm.",
+        hnorm="mtp.layers.{k}.hnorm.",
+        fc="mtp.layers.{k}.eh_proj.",
+        norm="mtp.layers.{k}.final_layernorm.",
+        has_experts=False,
+        uncounted=3,
+        is_described=True,
+        aliases=(("mtp.layers.{k}.pre_mlp_layernorm.", "mtp.layers.{k}.post_attention_layernorm."),),
     ),
     "NemotronH": NextTokenLayout(
         block="mtp.layers.{k}.",

@@ -7,7 +7,6 @@ image, and the marks among them.
 
 import re
 from pathlib import Path
-from typing import ClassVar
 
 from msgspec import Struct
 
@@ -29,6 +28,7 @@ TOKENS: dict[MediaKind, tuple[str, tuple[str, ...]]] = {
 DEFAULT_RATE = 16000  # samples a second, where the model's files name none
 PROMPT_WIDE = ("paligemma",)  # model types whose prompt attends to all of itself
 DECODES = "it is an encoder and a decoder that cross-attends to it"
+SEEN = "tokens of an image attend to those behind them"
 CROSS = "layers of its text model cross-attend to images"
 # classes whose media cannot be rows of embeddings over pages, where their source has none of SIGNS
 UNSERVED_MEDIA = {
@@ -36,8 +36,10 @@ UNSERVED_MEDIA = {
     "DiffusionGemmaForBlockDiffusion": "it writes blocks by diffusion",
     "EvollaForProteinText2Text": "it takes proteins",
     "Florence2ForConditionalGeneration": DECODES,
+    "GlmImageForConditionalGeneration": "it makes images",
     "GraniteSpeechForConditionalGeneration": "prompts with sounds have an adapter of their own",
     "GraniteSpeechPlusForConditionalGeneration": "prompts with sounds have an adapter of their own",
+    "HunYuanVLForConditionalGeneration": "rotary positions name the number of an image in its prompt",
     "IdeficsForVisionText2Text": CROSS,
     "InstructBlipForConditionalGeneration": "what it makes of an image depends on the prompt",
     "InstructBlipVideoForConditionalGeneration": "what it makes of a video depends on the prompt",
@@ -49,10 +51,11 @@ UNSERVED_MEDIA = {
     "UdopForConditionalGeneration": DECODES,
     "VisionEncoderDecoderModel": DECODES,
 }
-# what the source of a model type has, and what it means
+ROTARY = "get_rope_index"  # what makes rotary positions of three numbers, in the source of a model type
+# what the source of a model type has, as a pattern, and what it means
 SIGNS = {
-    "get_rope_index": "its rotary positions know the rows and columns of images",
-    "token_type_ids": "tokens of an image attend to those behind them",
+    "moe_mm_token_type_ids": "experts of images are apart from those of text",
+    "(?<!mm_)token_type_ids": SEEN,
     "cross_attention_states": CROSS,
     "visual_pos_masks": "features of images are added behind its first layers",
     "deepstack": "features of images are added behind its first layers",
@@ -68,7 +71,7 @@ class TransformersEncoder(Struct, frozen=True, kw_only=True):
     output_size: int  # hidden size of the text model
     num_weights: int  # numbers in its towers, about
     is_prompt_wide: bool = False  # all tokens of a prompt see each other
-    has_token_grids: ClassVar[bool] = False  # its tokens have a position each
+    has_token_grids: bool = False  # its tokens have positions of frame, row and column
 
     @property
     def kinds(self) -> frozenset[MediaKind]:
@@ -125,6 +128,7 @@ def read_transformers_media(architecture: str, fields: JsonDict, hidden_size: in
         output_size=hidden_size,
         num_weights=sum(_tower_weights(part) for part in known.values() if isinstance(part, dict)),
         is_prompt_wide=model_type in PROMPT_WIDE,
+        has_token_grids=ROTARY in source_of(model_type, "modeling"),
     )
 
 
@@ -133,7 +137,12 @@ def _sign(model_type: str) -> str:
     if model_type in PROMPT_WIDE:
         return ""
     source = source_of(model_type, "modeling")
-    return next((why for sign, why in SIGNS.items() if sign in source), "")
+    if why := next((why for sign, why in SIGNS.items() if re.search(sign, source)), ""):
+        return why
+    has_types = "mm_token_type_ids" in source  # which tokens are of images
+    if has_types == (ROTARY in source):
+        return ""
+    return SEEN if has_types else "its rotary positions know the rows and columns of images"
 
 
 def _tower_weights(part: Fields) -> int:

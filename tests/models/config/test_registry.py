@@ -45,7 +45,7 @@ def test_unknown() -> None:
     [
         ("Florence2ForConditionalGeneration", "florence2", "an encoder and a decoder"),
         ("Gemma3nForConditionalGeneration", "gemma3n", "attend to those behind them"),
-        ("Glm46VForConditionalGeneration", "glm46v", "rotary positions know the rows and columns"),
+        ("Ernie4_5_VLMoeForConditionalGeneration", "ernie4_5_vl_moe", "experts of images are apart"),
         ("GraniteSpeechForConditionalGeneration", "granite_speech", "an adapter of their own"),
         ("MllamaForConditionalGeneration", "mllama", "cross-attend to images"),
     ],

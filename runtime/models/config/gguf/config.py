@@ -58,7 +58,7 @@ def config_fields(path: str | Path) -> tuple[Fields, Fields]:
     fields |= {name: read.needed(key) for name, key in SIZES.items()}
     optional = OPTIONAL | family.keys
     fields |= {name: value for name, key in optional.items() if (value := read.number(key)) is not None}
-    if read.number("attention.value_length") not in (None, fields.get("head_dim")):
+    if not family.is_latent and read.number("attention.value_length") not in (None, fields.get("head_dim")):
         raise ModelError(f"{gguf.paths[0].name}: heads of keys and values have different sizes here")
     fields |= _facts_of_tensors(gguf) | _rope(read, fields)
     if family.read is not None:
@@ -85,9 +85,11 @@ def read_gguf_quantization(path: str | Path, requested: str | None) -> Quantizat
     gguf = read_gguf(path)
     is_paired = family_of(gguf).is_paired
     for source in sources(gguf):
+        if source.form == "codes":
+            formats[source.name.rpartition(".")[0]] = WeightFormat(Ggml((("", "MXFP4"),)), "gguf")
         if is_paired and source.name.removesuffix(".weight").endswith(ATTENTION):
             continue  # their rows are reordered when they are loaded
-        is_matrix = len(source.shape) == 2 and source.name.endswith(".weight")
+        is_matrix = len(source.shape) == 2 and source.name.endswith(".weight") and not source.form
         if is_matrix and source.tensor.type in CODED:
             scheme = Ggml((("", source.tensor.type),))
             formats[source.name.removesuffix(".weight")] = WeightFormat(scheme, "gguf")

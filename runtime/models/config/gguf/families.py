@@ -22,9 +22,11 @@ class GgufFamily(Struct, frozen=True, kw_only=True):
 
     architecture: str  # of config.json
     names: Names = {}  # of a layer's modules, in place of those of LAYER (tensors.py)
+    outer: Names = {}  # of what is in no layer, besides those of OUTER (tensors.py)
     keys: Names = {}  # config.json's name -> GGUF's, behind the architecture and a dot
     fields: Fields = {}  # of config.json, which files do not say
     is_permuted: bool = False
+    is_latent: bool = False  # keys and values follow from latents, and heads of both may differ in size
     is_paired: bool = False  # heads rotate in pairs in the Hugging Face layout too
     norms_less: int = 0  # taken from the weights of norms
     # from metadata and the fields so far to further fields of config.json
@@ -161,6 +163,70 @@ def _ernie_moe(meta: Metadata, fields: Fields) -> Fields:
     return {"moe_layer_start_index": first, "moe_layer_end_index": fields["num_hidden_layers"] - 1}
 
 
+def _deepseek2(meta: Metadata, fields: Fields) -> Fields:
+    """DeepSeek V2 and V3, and what is built like them. Newer files describe what is cached, and have the
+    sizes of heads apart; yarn's scale of scores stands there as a tenth of itself."""
+    rotary = int(meta.needed("rope.dimension_count"))
+    keys, values = (
+        int(meta.number(f"attention.{part}_length_mla") or meta.needed(f"attention.{part}_length"))
+        for part in ("key", "value")
+    )
+    rope = dict(fields["rope_parameters"])
+    del rope["partial_rotary_factor"]
+    if scale := meta.number("rope.scaling.yarn_log_multiplier"):
+        rope |= dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * scale, 6))
+    found: Fields = {
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": keys - rotary,
+        "v_head_dim": values,
+        "head_dim": rotary,
+        "num_key_value_heads": fields["num_attention_heads"],
+        "rope_parameters": rope,
+        "norm_topk_prob": bool(meta.value("expert_weights_norm")),
+    }
+    if meta.number("expert_gating_func") == SIGMOID:
+        return found | {"n_group": fields.get("n_group", 1), "topk_group": fields.get("topk_group", 1)}
+    has_groups = fields.get("n_group", 1) > 1
+    return found | {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "topk_method": "group_limited_greedy" if has_groups else "greedy",
+    }
+
+
+def _gpt_oss(meta: Metadata, fields: Fields) -> Fields:
+    """Every second layer has a window, from the first on; yarn's bounds are not cut to whole numbers."""
+    return {
+        "num_local_experts": fields["num_experts"],
+        "intermediate_size": fields.get("moe_intermediate_size", fields["intermediate_size"]),
+        "rope_parameters": fields["rope_parameters"] | {"truncate": False},
+    }
+
+
+SIGMOID = 2  # expert_gating_func
+
+
+def _lfm2(meta: Metadata, fields: Fields) -> Fields:
+    """Layers without heads of keys are short convolutions."""
+    heads = meta.value("attention.head_count_kv")
+    if not isinstance(heads, tuple) or len(heads) != fields["num_hidden_layers"]:
+        raise ModelError(
+            f"{meta.gguf.paths[0].name}: {meta.arch}.attention.head_count_kv has no number for each layer; "
+            "convert the model again with a newer llama.cpp"
+        )
+    return {
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "conv_L_cache": meta.needed("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": meta.needed("attention.layer_norm_rms_epsilon"),
+        "norm_topk_prob": True,
+        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in meta.gguf.tensors),
+    }
+
+
+LFM2_OUTER: Names = {"token_embd_norm": "norm"}  # behind the layers, whatever its name
+LFM2_NAMES: Names = {f"shortconv.{part}": f"mixer.{part}" for part in ("conv", "in_proj", "out_proj")}
+
+
 FAMILIES: dict[str, GgufFamily] = {
     "arcee": GgufFamily(architecture="ArceeForCausalLM", is_permuted=True),
     "cohere2": GgufFamily(
@@ -174,6 +240,22 @@ FAMILIES: dict[str, GgufFamily] = {
         is_paired=True,
         keys=LAYER_EPS | {"logit_scale": "logit_scale"},
         read=_cohere,
+    ),
+    "deepseek2": GgufFamily(
+        architecture="DeepseekV3ForCausalLM",
+        is_latent=True,
+        names=SHARED
+        | BIASED
+        | {
+            "attn_q_a": "self_attn.q_a_proj",
+            "attn_q_a_norm": "self_attn.q_a_layernorm",
+            "attn_q_b": "self_attn.q_b_proj",
+            "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+            "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+            "attn_kv_b": "self_attn.kv_b_proj",
+        },
+        keys=DEEPSEEK | {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"},
+        read=_deepseek2,
     ),
     "dots1": GgufFamily(
         architecture="Dots1ForCausalLM", names=SHARED | BIASED, keys=DEEPSEEK, read=_normalizes
@@ -213,6 +295,16 @@ FAMILIES: dict[str, GgufFamily] = {
         keys=DEEPSEEK,
         read=_glm4_moe,
     ),
+    "gpt-oss": GgufFamily(
+        architecture="GptOssForCausalLM",
+        names={
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+        },
+        keys=WINDOW,
+        read=_gpt_oss,
+    ),
     "granite": GgufFamily(
         architecture="GraniteForCausalLM",
         is_permuted=True,
@@ -238,6 +330,17 @@ FAMILIES: dict[str, GgufFamily] = {
     ),
     "hunyuan-dense": GgufFamily(architecture="HunYuanDenseV1ForCausalLM"),
     "internlm2": GgufFamily(architecture="InternLM2ForCausalLM", is_permuted=True, fields={"bias": False}),
+    "lfm2": GgufFamily(architecture="Lfm2ForCausalLM", outer=LFM2_OUTER, names=LFM2_NAMES, read=_lfm2),
+    "lfm2moe": GgufFamily(
+        architecture="Lfm2MoeForCausalLM",
+        outer=LFM2_OUTER,
+        names=LFM2_NAMES | BIASED,
+        keys={
+            "num_dense_layers": "leading_dense_block_count",
+            "routed_scaling_factor": "expert_weights_scale",
+        },
+        read=_lfm2,
+    ),
     "llama": GgufFamily(architecture="LlamaForCausalLM", is_permuted=True, read=_llama),
     "minimax-m2": GgufFamily(architecture="MiniMaxM2ForCausalLM", names=BIASED),
     "nemotron": GgufFamily(

@@ -20,11 +20,11 @@ class Metadata:
         return self.gguf.metadata.get(f"{self.arch}.{key}")
 
     def number(self, key: str) -> int | float | None:
-        """A number; None: there is none. Raises ModelError for what is no number, or one for each layer where
-        these differ."""
+        """A number; None: there is none. Of one for each layer those that are 0 do not count: of layers that
+        have nothing of the kind. Raises ModelError for what is no number, or where the others differ."""
         value = self.value(key)
-        if isinstance(value, tuple) and len(set(value)) == 1:
-            value = value[0]
+        if isinstance(value, tuple) and len(kinds := set(value) - {0} or set(value)) == 1:
+            value = kinds.pop()
         if value is None or isinstance(value, int | float):
             return value
         what = "differs from layer to layer" if isinstance(value, tuple) else "is no number"

@@ -1,8 +1,9 @@
 """Names of GGUF's tensors, and how their numbers differ from those of the Hugging Face layout."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from typing import Literal
 
 from msgspec import Struct
 
@@ -32,11 +33,18 @@ LAYER = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
-CORRECTION = "mlp.gate.e_score_correction"  # of a router, whose name in checkpoints ends with _bias
+# ends of names that are not behind a dot: of a router's correction and of attention sinks
+ENDS = {"mlp.gate.e_score_correction": "_bias", "self_attn.sinks": ""}
 # all experts of a layer in one tensor
 EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 READ_APART = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # by config.py
-RESHAPED = {"mlp.shared_expert_gate": 2}  # dimensions, where GGUF has one less
+# dimensions, where GGUF lacks the last but one, which is 1
+RESHAPED = {"mlp.shared_expert_gate": 2, "mixer.conv": 3}
+
+
+# "": as they are; "latent": from latents to keys and to values of each head; "stack", "bias": experts of
+# gpt-oss, and their biases, gate and up in turn; "codes", "exponents": such experts in MXFP4
+Form = Literal["", "latent", "stack", "bias", "codes", "exponents"]
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -48,6 +56,8 @@ class Source(Struct, frozen=True, kw_only=True):
     first_row: int = 0  # of the tensor's rows: those of one expert
     heads: int = 0  # of heads so many, rows are in the order of llama.cpp's rotary positions; 0: they are not
     less: int = 0  # taken from each number
+    form: Form = ""  # how the numbers of this tensor, and of a second one, become those of the layout
+    second: GgufTensor | None = None
 
 
 def sources(gguf: Gguf) -> Iterator[Source]:
@@ -57,7 +67,7 @@ def sources(gguf: Gguf) -> Iterator[Source]:
     meta, family = Metadata(gguf, arch), family_of(gguf)
     heads = meta.number("attention.head_count") or 0
     turned = {"self_attn.q_proj": heads, "self_attn.k_proj": meta.number("attention.head_count_kv") or heads}
-    names = LAYER | family.names
+    names, outer = LAYER | family.names, OUTER | family.outer
     drafts = int(meta.number("nextn_predict_layers") or 0)
     first_draft = int(meta.needed("block_count")) - drafts if drafts else None
     for tensor in gguf.tensors.values():
@@ -68,8 +78,11 @@ def sources(gguf: Gguf) -> Iterator[Source]:
         if block is not None and first_draft is not None and int(block[1]) >= first_draft:
             continue
         check_type(tensor)
-        module = OUTER.get(stem) if block is None else names.get(block[2])
+        module = outer.get(stem) if block is None else names.get(block[2])
         prefix = "" if block is None else f"layers.{block[1]}."
+        if block is not None and (join := JOINED.get((family.architecture, block[2]))):
+            yield from join(gguf, f"blk.{block[1]}.", prefix, leaf)
+            continue
         if block is not None and block[2] in EXPERTS:
             yield from _experts(tensor, f"{prefix}mlp.experts", EXPERTS[block[2]])
             continue
@@ -80,10 +93,10 @@ def sources(gguf: Gguf) -> Iterator[Source]:
             )
         shape = tensor.shape
         if len(shape) < RESHAPED.get(module, 0):
-            shape = (1, *shape)
+            shape = (*shape[:-1], 1, shape[-1])
         is_norm = len(shape) == 1 and "norm" in module and leaf == "weight"
         yield Source(
-            name=f"{prefix}{module}{'_' if module == CORRECTION else '.'}{leaf}",
+            name=f"{prefix}{module}{ENDS.get(module, f'.{leaf}')}",
             tensor=tensor,
             shape=shape,
             heads=int(turned.get(module, 0)) if family.is_permuted else 0,
@@ -116,3 +129,67 @@ def _experts(tensor: GgufTensor, parent: str, module: str) -> Iterator[Source]:
             shape=(rows, columns),
             first_row=expert * rows,
         )
+
+
+def _latents(gguf: Gguf, block: str, prefix: str, _: str) -> Iterator[Source]:
+    """kv_b_proj, which newer files have in two tensors."""
+    keys, values = (part(gguf, f"{block}attn_{name}_b.weight", 3) for name in "kv")
+    heads, rank, nope = keys.shape
+    shape = heads * (nope + values.shape[1]), rank
+    name = f"{prefix}self_attn.kv_b_proj.weight"
+    yield Source(name=name, tensor=keys, second=values, shape=shape, form="latent")
+
+
+def _nothing(*_: object) -> Iterator[Source]:
+    """A tensor that is read with another one."""
+    return iter(())
+
+
+def _stacks(gguf: Gguf, block: str, prefix: str, leaf: str) -> Iterator[Source]:
+    """gate_up_proj of gpt-oss, and down_proj, or their biases."""
+    names = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
+    for module, kinds in names.items():
+        if leaf == "bias":
+            parts = [part(gguf, f"{block}ffn_{kind}_exps.bias", 2) for kind in kinds]
+            count, outputs = parts[0].shape
+            shapes: dict[Form, tuple[int, ...]] = {"bias": (count, len(kinds) * outputs)}
+        else:
+            parts = [part(gguf, f"{block}ffn_{kind}_exps.weight", 3) for kind in kinds]
+            count, outputs, inputs = parts[0].shape
+            outputs *= len(kinds)
+            shapes = {"stack": (count, inputs, outputs)}
+            if has_mxfp4_experts(gguf):
+                groups = inputs // 32
+                shapes = {"codes": (count, outputs, groups, 16), "exponents": (count, outputs, groups)}
+        second = parts[1] if len(parts) > 1 else None
+        for form, shape in shapes.items():
+            name = f"{prefix}mlp.experts.{module}{STACK_ENDS[form]}"
+            yield Source(name=name, tensor=parts[0], second=second, shape=shape, form=form)
+
+
+def part(gguf: Gguf, name: str, dimensions: int) -> GgufTensor:
+    """A tensor of so many dimensions, whose type is read. Raises ModelError where the file has none."""
+    tensor = gguf.tensors.get(name)
+    if tensor is None or len(tensor.shape) != dimensions:
+        raise ModelError(
+            f"{gguf.paths[0].name} has no {name} of {dimensions} dimensions; download the file again"
+        )
+    check_type(tensor)
+    return tensor
+
+
+def has_mxfp4_experts(gguf: Gguf) -> bool:
+    """Whether all experts of a file are in MXFP4."""
+    types = {one.type for name, one in gguf.tensors.items() if name.endswith("_exps.weight")}
+    return types == {"MXFP4"}
+
+
+STACK_ENDS: dict[Form, str] = {"stack": "", "bias": "_bias", "codes": "_blocks", "exponents": "_scales"}
+# (architecture of config.json, tensor of a layer) -> what is read of it together with others
+JOINED: dict[tuple[str, str], Callable[[Gguf, str, str, str], Iterator[Source]]] = {
+    ("DeepseekV3ForCausalLM", "attn_k_b"): _latents,
+    ("DeepseekV3ForCausalLM", "attn_v_b"): _nothing,
+    ("GptOssForCausalLM", "ffn_gate_exps"): _stacks,
+    ("GptOssForCausalLM", "ffn_up_exps"): _nothing,
+    ("GptOssForCausalLM", "ffn_down_exps"): _nothing,
+}
