@@ -47,6 +47,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def test_pages_in_nz(tmp_path: Path) -> None:
+    """Norms, rotary positions and the store of a layer are one operator."""
+    planner, short, long = begin(make_checkpoint("qwen3", tmp_path, head_dim=128), {"nz_cache": True})
+    planner.run([], [(short, 3)])
+    record("qwen3-nz-mixed", planner, [short], [(long, 200)])
+    record("qwen3-nz-decode", planner, [short, long], [])
+
+
 SMALL = {"deepseek-v3"}  # whose latents are
 
 

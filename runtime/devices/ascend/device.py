@@ -154,7 +154,7 @@ def make_ops(
         dtype,
         page_size,
         torch_device,
-        is_nz=options.nz_cache and config is not None and config.mla is not None,
+        is_nz=options.nz_cache and config is not None and keeps_nz(config),
         is_sparse=has_indexer(config),
         has_int8_index=options.int8_index,
         has_int8_cache=has_int8_cache,
@@ -162,6 +162,15 @@ def make_ops(
         prefetch=prefetch,
         sampling=options.sampling_backend,
     )
+
+
+def keeps_nz(config: ModelConfig) -> bool:
+    """Whether the pages of a model can be in NZ: those of latents, and those of heads whose attention in NZ
+    CANN's tiling has."""
+    if config.mla is not None:
+        return True
+    is_plain = not config.scores.cap and not config.scores.is_biased
+    return is_plain and len(config.head_sizes) == 1 and config.head_dim in FACTS.nz_heads
 
 
 def open_prefetch(megabytes: int, hccl: "HcclCollectives | None") -> "WeightPrefetch | None":

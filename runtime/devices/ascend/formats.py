@@ -5,6 +5,7 @@ from torch import Tensor
 
 FRACTAL_NZ = 29  # ACL_FORMAT_FRACTAL_NZ: tiles of 16 x 32 bytes, as the matrix unit reads them
 ROWS, ROW_BYTES = 16, 32
+LANES = 16  # 16-bit numbers in a row of an NZ tile
 
 
 def takes_nz(weight: Tensor) -> bool:

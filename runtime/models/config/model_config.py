@@ -171,6 +171,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         return max(self.head_dim, 0 if self.global_heads is None else self.global_heads.head_dim)
 
     @property
+    def head_sizes(self) -> frozenset[int]:
+        """Sizes of keys and values of attention heads, in all layers."""
+        return frozenset((self.head_dim, self.value_dim or self.head_dim, (self.global_heads or self).head_dim))
+
+    @property
     def shares_blocks(self) -> bool:
         """See ModelFacts: so it is in Zamba 2."""
         return self.recurrent is not None and self.recurrent.shared is not None
