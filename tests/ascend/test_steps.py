@@ -43,6 +43,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"head_dim": 128}),
     "qwen3": ("qwen3", {"head_dim": 128}),
     "qwen3-moe": ("qwen3_moe", {"head_dim": 128}),
+    "gpt-oss": ("gpt_oss", {"head_dim": 128, "num_hidden_layers": 1, "layer_types": ["full_attention"]}),
     "deepseek-v3": ("deepseek_v3", LATENT | {"num_hidden_layers": 2}),  # one dense layer, one of experts
 }
 

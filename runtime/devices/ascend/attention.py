@@ -15,10 +15,10 @@ Pages in int8 (--kv-cache-dtype int8) are read by the first form alone, which de
 extend rows are gathered and converted first, and are not in pages then.
 
 The cache is what every device has, [pages * page_size, K, D], and the operator sees it as [pages, page_size,
-K * D], which both forms take; or, with --npu-nz-cache, as [pages, K, D / 16, page_size, 16]. That layout is in
-CANN's tiling for heads of 64 and 128 (July 2026, CheckFeatureHeadDim in
-fused_infer_attention_score_tiling_check_feature.cpp), and in the documents for latents alone. Lengths are lists on the host: the operator takes them as
-arguments of its launch.
+K * D], which both forms take; or, with --npu-nz-cache, as [pages, K, D / 16, page_size, 16]. CANN's tiling
+(fused_infer_attention_score_tiling_check_feature.cpp, July 2026) takes that layout for heads of 64 and 128,
+the documents for latents alone. Lengths are lists on the host: the operator takes them as arguments of its
+launch.
 """
 
 from collections.abc import Sequence
