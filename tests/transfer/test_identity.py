@@ -24,7 +24,9 @@ LATENT = {
     "v_head_dim": 128,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "n_routed_experts": None,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
 }
 
 
