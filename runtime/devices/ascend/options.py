@@ -13,6 +13,7 @@ class AscendOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     nz_cache: bool = False  # pages are stored in FRACTAL_NZ
     int8_index: bool = False  # index keys of sparse MLA are stored in 8 bits
     prefetch_mb: int = 0  # of the next weight, while ranks exchange; 0: none
+    batches_copies: bool = False  # pages go to and from host memory where they belong, many by one call
     multi_stream: bool = False  # shared experts are computed on a side stream
     gather_after_q: bool = False  # sequence-parallel tokens are gathered after the first projections of MLA
     sampling_backend: str = "ascend"
