@@ -248,5 +248,6 @@ def test_latents_and_shared_experts(
 )
 def test_pages_in_nz(change: dict[str, object], refusal: str) -> None:
     model = msgspec.structs.replace(MODEL, **change)
-    with pytest.raises(OptionsError, match=re.escape(f"--npu-nz-cache is for latents (MLA) and for {refusal}")):
+    text = re.escape(f"--npu-nz-cache is for latents (MLA) and for {refusal}")
+    with pytest.raises(OptionsError, match=text):
         resolve(from_argv(["--npu-nz-cache"]), model, NPU, MACHINE)

@@ -4,6 +4,7 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from runtime.devices.ascend.formats import written_pages
 from runtime.devices.ascend.ops import AscendOps
 from runtime.devices.ascend.quantized import swiglu_quant, takes_token_codes
 from runtime.devices.base import Gate
@@ -99,8 +100,8 @@ class AscendFusedOps(UnfusedOps):
             sin.view(count, dim),
             locations,
             q,
-            self.ops.written_pages(k_cache),
-            self.ops.written_pages(v_cache),
+            written_pages(k_cache, self.ops.page_size, True),
+            written_pages(v_cache, self.ops.page_size, True),
             [1, count, heads, dim],
             [heads - 2 * kv_heads, kv_heads, kv_heads],
             epsilon=eps,

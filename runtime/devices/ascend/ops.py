@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from runtime.devices.ascend import attention, mla
 from runtime.devices.ascend.attention import AttentionPlan
-from runtime.devices.ascend.formats import LANES, to_nz
+from runtime.devices.ascend.formats import to_nz, written_pages
 from runtime.devices.ascend.grouped_scales import GroupQuantWeight, group_quant_matmul, pack_group_quant
 from runtime.devices.ascend.prefetch import WeightPrefetch
 from runtime.devices.ascend.quantized import Int8Weight, QuantizedInputs, int8_matmul, pack_int8
@@ -119,17 +119,10 @@ class AscendOps:
         """Writes keys and values to the cache. In int8 they are rounded, and saturate."""
         if k_cache.dtype == torch.int8:
             k, v = (torch_npu.npu_quantize(x, self.unit, None, torch.qint8, -1, False) for x in (k, v))
-        pages = self.written_pages(k_cache), self.written_pages(v_cache)
+        pages = [written_pages(cache, self.page_size, self.is_nz) for cache in (k_cache, v_cache)]
         torch_npu.npu_scatter_pa_kv_cache(
             k.contiguous(), v.contiguous(), *pages, locations, cache_mode=WRITES[self.is_nz]
         )
-
-    def written_pages(self, cache: Tensor) -> Tensor:
-        """A cache [pages * page size, K, D] as operators write it: [pages, page size, K, D], or in NZ [pages,
-        K * D / 16, page size, 16]."""
-        if not self.is_nz:
-            return cache.view(-1, self.page_size, *cache.shape[1:])
-        return cache.view(-1, cache.shape[1] * cache.shape[2] // LANES, self.page_size, LANES)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMS norm over the last dimension."""
