@@ -251,3 +251,10 @@ def test_pages_in_nz(change: dict[str, object], refusal: str) -> None:
     text = re.escape(f"--npu-nz-cache is for latents (MLA) and for {refusal}")
     with pytest.raises(OptionsError, match=text):
         resolve(from_argv(["--npu-nz-cache"]), model, NPU, MACHINE)
+
+
+def test_latents_in_int8(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(HF))
+    words = ["--kv-cache-dtype", "int8", "--quantization-param-path", "scales.json"]
+    with pytest.raises(OptionsError, match="latents in int8 with queries in int8 alone"):
+        resolve(from_argv(words), read_config(str(tmp_path)), NPU, MACHINE)

@@ -49,7 +49,12 @@ def kv_dtype_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | 
     """The device can keep keys and values in the wanted dtype, and int8 has scales."""
     if plan.precision.kv_cache_dtype == "int8":
         if not device.has_int8_kv or model.mla is not None:
-            what = "latent attention (MLA)" if model.mla is not None else device.name
+            what = device.name
+            if model.mla is not None:
+                what = (
+                    "latent attention (MLA), whose kernels read latents in int8 with queries in int8 alone, "
+                    "and not those of prompts"
+                )
             return f"--kv-cache-dtype int8 is not possible with {what}; leave it out"
         if plan.precision.quantization_param_path is None:
             return (
