@@ -80,7 +80,10 @@ def test_tokens_are_those_of_transformers(folder: Path, fallbacks: Counter[str])
     check_tokens(folder, fallbacks)
 
 
-@pytest.mark.parametrize("model", ["qwen3, heads of 128", "mistral, windows, heads of 128"])
+@pytest.mark.parametrize(
+    "model",
+    ["qwen3, heads of 128", pytest.param("mistral, windows, heads of 128", marks=pytest.mark.full)],
+)
 def test_pages_in_nz(model: str, tmp_path: Path, fallbacks: Counter[str]) -> None:
     family, overrides = MODELS[model]
     folder = make_checkpoint(family, tmp_path, **overrides)
