@@ -298,6 +298,9 @@ def _views(ranks: list[HostPages]) -> Views:
     return lambda page: [view for rank in ranks for view in rank.views(page)]
 
 
+OF_COPIES = ("batches_copies",)  # device options that change how pages are copied, not what they are
+
+
 def cache_identity(
     plan: Plan,
     model: ModelConfig,
@@ -315,7 +318,9 @@ def cache_identity(
     return identity_of(
         model=facts,
         device=plan.parallel.device,
-        device_options=plan.device_options,
+        device_options={
+            name: value for name, value in plan.device_options.items() if name not in OF_COPIES
+        },
         dtype=plan.precision.dtype,
         kv_dtype=plan.precision.kv_cache_dtype,
         page_size=plan.memory.page_size,

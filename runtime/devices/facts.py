@@ -39,6 +39,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     latent_page_sizes: tuple[int, ...] = ()  # page sizes of its latent attention; (): as page_sizes
     has_kv_dtypes: bool = True  # False: keys and values are stored in the dtype of the model
     has_int8_kv: bool = False  # heads' keys and values may be stored as int8, with a scale for each layer
+    nz_heads: tuple[int, ...] = ()  # sizes of heads whose pages may be stored in NZ, besides latents
     host_copies: tuple[str, ...] = ("direct", "kernel")  # ways to copy pages to and from host memory
     is_numbered: bool = False  # a machine has several, and --base-gpu-id chooses among them
     schemes: tuple[

@@ -58,6 +58,11 @@ class ModelWidths(Protocol):
         """Size of an attention head, of the largest where layers differ."""
         ...
 
+    @property
+    def head_sizes(self) -> frozenset[int]:
+        """Sizes of keys and values of attention heads, in all layers."""
+        ...
+
 
 class MediaFacts(Protocol):
     """What a model takes besides text."""

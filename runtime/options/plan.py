@@ -204,6 +204,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             nz_cache=self.ascend.npu_nz_cache,
             int8_index=self.ascend.npu_int8_index,
             prefetch_mb=self.ascend.npu_prefetch_mb,
+            batches_copies=self.tiers.hicache_io_backend == "kernel_ascend",
             multi_stream=self.ascend.npu_multi_stream,
             gather_after_q=self.ascend.npu_gather_after_q,
             sampling_backend=self.kernels.sampling_backend,

@@ -73,4 +73,13 @@ def transfer_identity(plan: Plan, model: ModelConfig) -> bytes:
         dtype=plan.precision.dtype,
         kv_dtype=plan.precision.kv_cache_dtype,
         attention=plan.kernels.attention_backend,
+        **page_form(plan, model),
     )
+
+
+def page_form(plan: Plan, model: ModelConfig) -> dict[str, int]:
+    """What pages have besides their dtype that both servers must have alike. In NZ the numbers of a head, not
+    those of a token, lie together: pages of other ranks' heads cannot be divided anew."""
+    if not plan.ascend.npu_nz_cache:
+        return {}
+    return {"nz": 1 if model.mla is not None else plan.parallel.attention_layout.num_head_ranks}

@@ -320,6 +320,17 @@ NORMS = [
         lambda: ([randn(3, 64), randn(64)], {}),
         [("not the end", lambda: {"1": randn(32)})],
     ),
+    Case(
+        "npu::npu_clipped_swiglu",
+        lambda: ([randn(3, 64)], {"interleaved": False}),
+        [
+            ("even", lambda: {"0": randn(3, 63)}),
+            ("even", lambda: {"0": randn(64)}),
+            ("x is torch.int8", lambda: {"0": int8(3, 64)}),
+            ("must be contiguous", lambda: {"0": randn(64, 3).t()}),
+            ("limit", lambda: {"limit": 0.0}),
+        ],
+    ),
     Case("npu::npu_swiglu", lambda: ([randn(3, 64)], {}), [("odd", lambda: {"0": randn(3, 63)})]),
     Case(
         "npu::npu_rotary_mul",

@@ -289,6 +289,14 @@ EXPERTS = [
     ),
     Case(
         "npu::npu_grouped_matmul",
+        lambda: grouped(bias=[randn(3, 48, dtype=FP32)]),
+        [
+            ("bias is torch.bfloat16", lambda: {"bias": [randn(3, 48)]}),
+            ("a row for each group", lambda: {"bias": [randn(48, dtype=FP32)]}),
+        ],
+    ),
+    Case(
+        "npu::npu_grouped_matmul",
         grouped8,
         [
             ("weight torch.bfloat16", lambda: {"1": [randn(3, 32, 64)]}),

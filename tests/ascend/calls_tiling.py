@@ -20,6 +20,13 @@ QUANT = NN + "matmul/quant_batch_matmul_v3/op_host/op_tiling/quant_batch_matmul_
 LATENT_CACHE = (
     "ops-transformer 4b68592 posembedding/kv_rms_norm_rope_cache/op_host/kv_rms_norm_rope_cache_ds_tiling.cpp"
 )
+NZ_PAGES = (
+    "ops-transformer 3a280bc attention/fused_infer_attention_score/op_host/arch22/"
+    "fused_infer_attention_score_tiling_check_feature.cpp"
+)
+STORE = (
+    "ops-transformer 3a280bc posembedding/qkv_rms_norm_rope_cache/op_host/qkv_rms_norm_rope_cache_tiling.cpp"
+)
 SCATTER = "ops-transformer 001b95e attention/scatter_pa_kv_cache/op_host/scatter_pa_kv_cache_tiling.cpp"
 DISPATCH = (
     TRANSFORMER + "mc2/moe_distribute_dispatch_v2/op_host/op_tiling/moe_distribute_dispatch_v2_tiling.cpp"
@@ -54,6 +61,12 @@ def single(**more: Any) -> tuple[list[Any], dict[str, Any]]:
     return [randn(2, 1, 8, 128), randn(4, 128, 256), randn(4, 128, 256)], named | more
 
 
+def in_nz() -> tuple[list[Any], dict[str, Any]]:
+    """Two decode rows over pages in NZ."""
+    args, named = single()
+    return [args[0], *(zeros(4, 2, 8, 128, 16) for _ in range(2))], named
+
+
 def latents(**more: Any) -> tuple[list[Any], dict[str, Any]]:
     """Five and two queries over latents in pages; 32 heads."""
     named: dict[str, Any] = {
@@ -74,6 +87,19 @@ def latents(**more: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 ATTENTION = [
+    Case(
+        "npu::npu_fused_infer_attention_score",
+        in_nz,
+        [
+            (
+                "NZ: heads of 256",
+                lambda: {"0": randn(2, 1, 8, 256)} | {at: zeros(4, 2, 16, 128, 16) for at in "12"},
+            ),
+            ("NZ: .pages", lambda: {"1": zeros(4, 2, 4, 128, 32), "2": zeros(4, 2, 4, 128, 32)}),
+            ("num_key_value_heads is 4", lambda: {"num_key_value_heads": 4}),
+        ],
+        source=NZ_PAGES,
+    ),
     Case(
         "npu::npu_fused_infer_attention_score",
         paged,
@@ -238,6 +264,14 @@ LATENTS = [
     ),
 ]
 
+def stored() -> tuple[list[Any], dict[str, Any]]:
+    """Three tokens of 4 query heads and 2 key heads, to two pages of 32 in NZ."""
+    norms, tables = [randn(128), randn(128)], [randn(3, 128), randn(3, 128)]
+    pages = [zeros(2, 16, 32, 16), zeros(2, 16, 32, 16)]
+    index = counts(0, 7, 40)
+    return [randn(3, 1024), *norms, *tables, index, zeros(3, 512), *pages, [1, 3, 8, 128], [4, 2, 2]], {}
+
+
 CACHE = [
     Case(
         "npu::npu_scatter_pa_kv_cache",
@@ -269,6 +303,26 @@ CACHE = [
             ("the caches have", lambda: {"3": randn(1, 8, 8, 16)}),
         ],
         source=SCATTER,
+    ),
+    Case(
+        "npu::npu_qkv_rms_norm_rope_cache",
+        stored,
+        [
+            ("heads of 128", lambda: {"9": [1, 3, 8, 64]}),
+            ("are not the 8 heads", lambda: {"10": [4, 2, 1]}),
+            ("are not the 8 heads", lambda: {"10": [2, 2, 2]}),
+            ("qkv is torch.float32", lambda: {"0": randn(3, 1024, dtype=FP32)}),
+            ("index is torch.int32", lambda: {"5": ints(0, 7, 40)}),
+            ("q_gamma is torch.float32", lambda: {"1": randn(128, dtype=FP32)}),
+            ("cos is", lambda: {"3": randn(3, 1, 128)}),
+            ("q_out is", lambda: {"6": randn(3, 4, 128)}),
+            ("k_cache is", lambda: {"7": randn(2, 32, 2, 128)}),
+            ("v_cache is", lambda: {"8": randn(3, 16, 32, 16)}),
+            ("pages of 16", lambda: {"7": randn(2, 16, 16, 16), "8": randn(2, 16, 16, 16)}),
+            ("pages of 32", lambda: {"9": [3, 1, 8, 128]}),
+            ("cache_mode", lambda: {"cache_mode": "Norm"}),
+        ],
+        source=STORE,
     ),
 ]
 

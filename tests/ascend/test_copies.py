@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from runtime.devices.host_memory import LAYOUTS, HostPages
+from runtime.errors import StartError
 
 pytestmark = [pytest.mark.ascend, pytest.mark.lenient]
 
@@ -16,7 +17,8 @@ PAGE, PAGES, HOSTS = 16, 6, 5
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_pages_go_and_come_back(layout: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("is_batched", [False, True], ids=["staged", "batched"])
+def test_pages_go_and_come_back(layout: str, dtype: torch.dtype, is_batched: bool) -> None:
     import torch_npu
 
     assert torch_npu
@@ -31,7 +33,7 @@ def test_pages_go_and_come_back(layout: str, dtype: torch.dtype) -> None:
     os.ftruncate(fd, HOSTS * sum(parts))
     host = HostPages(fd, HOSTS, parts, layout)
     os.close(fd)
-    copies = AscendPageCopier(kv, host, PAGE)
+    copies = AscendPageCopier(kv, host, PAGE, is_batched=is_batched)
     before = [[cache.view(PAGES, -1).cpu() for cache in pair] for pair in kv]
     copies.save(np.array([4, 1, 2], np.int32), np.array([0, 3, 1], np.int32))
     for pair in kv:
@@ -55,3 +57,17 @@ def test_pages_go_and_come_back(layout: str, dtype: torch.dtype) -> None:
         with pytest.raises(IndexError, match="there is no"):
             copies.save(np.array(pages, np.int32), np.array(hosts, np.int32))
     copies.close()
+
+
+def test_host_memory_that_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch_npu
+
+    from runtime.devices.ascend.page_copies import register
+
+    fd = os.memfd_create("host-test")
+    os.ftruncate(fd, 4096)
+    host = HostPages(fd, 1, (4096,), "page_first")
+    os.close(fd)
+    monkeypatch.setattr(torch_npu._C._npurt, "npuHostRegister", lambda at, size, flags: 207000)
+    with pytest.raises(StartError, match="does not register .*error 207000.*take --hicache-io-backend"):
+        register(host)

@@ -56,6 +56,19 @@ DEPLOYMENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         GRAPHS | {"speculative_num_steps": 2, "speculative_algorithm": "EAGLE3", "max_running_requests": 4},
     ),
     "gpt-oss, sinks in graphs": ("gpt_oss", {"head_dim": 128}, GRAPHS | {"max_running_requests": 4}),
+    "Qwen3, pages in NZ, host memory in batches": (
+        "qwen3",
+        {"head_dim": 128},
+        GRAPHS
+        | {
+            "npu_nz_cache": True,
+            "max_running_requests": 4,
+            "enable_hierarchical_cache": True,
+            "hicache_io_backend": "kernel_ascend",
+            "hicache_ratio": 2.0,
+            "max_total_tokens": 640,
+        },
+    ),
     "Qwen3-Next": ("qwen3_next", {}, GRAPHS | {"max_running_requests": 4}),
     "V3, groups of two ranks, a head of all": (
         "deepseek_v3",
@@ -107,7 +120,13 @@ def test_every_profile_is_tried() -> None:
     assert set(LIKE_OTHERS.values()) <= PROFILES.keys()
 
 
-@pytest.mark.parametrize("name", PROFILES)
+# a half of test_split_servers.py, which starts it too
+HALF = "ascend-a3-deepseek-r1-prefill"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name == HALF else []) for name in PROFILES]
+)
 async def test_profiles(name: str, tmp_path: Path) -> None:
     """With drafts, groups and graphs as the profile has them."""
     family, sizes = PROFILES[name]

@@ -77,9 +77,24 @@ def open_rank(folder: Path, **options: Any) -> tuple[Executor, Planner]:
 
 
 def test_tokens_are_those_of_transformers(folder: Path, fallbacks: Counter[str]) -> None:
-    """A long prompt in chunks beside decodes, one of them of a single token; then one that goes on from its
-    first two pages."""
-    executor, planner = open_rank(folder)
+    check_tokens(folder, fallbacks)
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["qwen3, heads of 128", pytest.param("mistral, windows, heads of 128", marks=pytest.mark.full)],
+)
+def test_pages_in_nz(model: str, tmp_path: Path, fallbacks: Counter[str]) -> None:
+    family, overrides = MODELS[model]
+    folder = make_checkpoint(family, tmp_path, **overrides)
+    executor = check_tokens(folder, fallbacks, device_options={"nz_cache": True})
+    assert executor.runner.device.ops.is_nz
+
+
+def check_tokens(folder: Path, fallbacks: Counter[str], **options: Any) -> Executor:
+    """Compares a long prompt in chunks beside decodes, one of them of a single token; then one that goes on
+    from its first two pages."""
+    executor, planner = open_rank(folder, **options)
     short, long = planner.row(2, SHORT, sampling()), planner.row(5, LONG, sampling())
     branch = planner.row(1, BRANCH, sampling(), prefix=long, shared=2 * PAGE)
     fallbacks.clear()  # loading may
@@ -95,6 +110,7 @@ def test_tokens_are_those_of_transformers(folder: Path, fallbacks: Counter[str])
     for row, prompt in ((short, SHORT), (long, LONG), (branch, BRANCH)):
         assert row.tokens[len(prompt) :][:COUNT] == reference.greedy(prompt, COUNT)
     executor.close()
+    return executor
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The emulated operators against formulas written another way: loops and scaled_dot_product_attention."""
 
+import math
 from typing import Any
 
 import pytest
@@ -320,3 +321,42 @@ def test_the_prolog_is_its_parts() -> None:
     )
     near(caches[0], others[1], 1e-4)
     near(caches[1], others[0], 1e-4)
+
+
+def test_a_gate_with_clamped_halves() -> None:
+    x = 6 * randn(3, 8, dtype=FP32)
+    halves = torch_npu.npu_clipped_swiglu(x, interleaved=False).cpu()
+    columns = torch_npu.npu_clipped_swiglu(x, alpha=0.5, limit=2.0, bias=0.0).cpu()
+    for row, values in enumerate(x.tolist()):
+        for i in range(4):
+            gate, up = min(values[i], 7.0), max(-7.0, min(values[4 + i], 7.0))
+            near(halves[row, i], torch.tensor(gate / (1 + math.exp(-1.702 * gate)) * (up + 1)))
+            gate, up = min(values[2 * i], 2.0), max(-2.0, min(values[2 * i + 1], 2.0))
+            near(columns[row, i], torch.tensor(gate / (1 + math.exp(-0.5 * gate)) * up))
+
+
+def test_norms_rotations_and_the_store_in_one() -> None:
+    """Three tokens of two query heads and a key head, against the operators that it stands for."""
+    qkv, angles = randn(3, 4 * 128, dtype=FP32), torch.rand(3, 64)
+    cos, sin = (torch.cat((half, half), 1).npu() for half in (angles.cos(), angles.sin()))
+    q_norm, k_norm = randn(128, dtype=FP32), randn(128, dtype=FP32)
+    q_out, slots = torch.zeros(3, 256, device="npu"), [40, 0, 33]
+    caches = [torch.zeros(2, 8, 32, 16, device="npu") for _ in range(2)]
+    torch_npu.npu_qkv_rms_norm_rope_cache(
+        *(qkv, q_norm, k_norm, cos, sin, ints(*slots, dtype=torch.int64), q_out),
+        *caches,
+        [1, 3, 4, 128],
+        [2, 1, 1],
+    )
+    heads = qkv.view(1, 3, 4, 128)
+    parts = [
+        torch_npu.npu_rotary_mul(
+            torch_npu.npu_rms_norm(x, weight)[0], cos.view(1, 3, 1, 128), sin.view(1, 3, 1, 128)
+        )[0].cpu()
+        for x, weight in ((heads[:, :, :2], q_norm), (heads[:, :, 2:3], k_norm))
+    ]
+    near(q_out.view(3, 2, 128), parts[0])
+    for found, expected in zip(caches, (parts[1], heads[0, :, 3:].cpu()), strict=True):
+        tokens = found.cpu().permute(0, 2, 1, 3).reshape(64, 128)
+        near(tokens[slots], expected[:, 0])
+        assert int(tokens.any(1).sum()) == 3, "other slots are as they were"

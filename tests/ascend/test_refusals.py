@@ -7,6 +7,7 @@ import torch_npu
 
 from tests.ascend import calls, calls_latents, calls_linears, calls_tiling
 from tests.ascend.calls import Case
+from tests.ascend.emulate.mx import MX
 from tests.ascend.emulate.operators import OPERATORS
 from tests.ascend.emulate.table import Limits, Refused
 
@@ -81,3 +82,13 @@ def test_every_operator_is_one_of_the_wheel() -> None:
         space, _, rest = name.partition("::")
         base, _, overload = rest.partition(".")
         assert getattr(getattr(getattr(torch.ops, space), base), overload or "default"), name
+
+
+def test_formats_with_shared_exponents_are_of_the_950() -> None:
+    """All operators of the wheel that make them, but for those of training."""
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if "mx_quant" in name}
+    ours = {name for name in names if name.startswith("npu::") and "backward" not in name}
+    assert ours == set(MX)
+    for make in (torch_npu.npu_dynamic_mx_quant, torch_npu.npu_dynamic_dual_level_mx_quant):
+        with pytest.raises(Refused, match="Ascend 950"):
+            make(torch.ones(4, 64, dtype=torch.bfloat16, device="npu"))

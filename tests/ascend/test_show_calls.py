@@ -124,6 +124,9 @@ def test_a_model_that_would_not_fit(tmp_path: Path) -> None:
     ("config", "options", "launches"),
     [
         (QWEN3_32B, ("--tp-size", "16"), LAUNCHES["heads", "dense", False]),
+        (QWEN3_32B, ("--npu-nz-cache", "--tp-size", "16"), 11),
+        pytest.param(QWEN3_32B, (*INT8, "--npu-nz-cache", "--tp-size", "16"), 12, marks=pytest.mark.full),
+        pytest.param(QWEN3_32B | QWEN3_MOE, ("--npu-nz-cache", *SPREAD), 15, marks=pytest.mark.full),
         (QWEN3_32B, (*INT8, "--tp-size", "16"), LAUNCHES["heads", "dense", True]),
         (QWEN3_32B | QWEN3_MOE, SPREAD, LAUNCHES["heads", "experts", False]),
         (DEEPSEEK_V3 | ONE_LAYER, SPREAD, LAUNCHES["latents", "experts", False]),
@@ -131,7 +134,18 @@ def test_a_model_that_would_not_fit(tmp_path: Path) -> None:
         (DEEPSEEK_V3 | ONE_LAYER | INDEXER, SPREAD, LAUNCHES["sparse latents", "experts", False]),
         (DEEPSEEK_V3 | ONE_LAYER, ("--npu-mla-prolog", *SPREAD), 18),
     ],
-    ids=["dense", "W8A8", "experts", "latents", "latents, W8A8", "sparse latents", "fused latents"],
+    ids=[
+        "dense",
+        "dense, NZ",
+        "W8A8, NZ",
+        "experts, NZ",
+        "W8A8",
+        "experts",
+        "latents",
+        "latents, W8A8",
+        "sparse latents",
+        "fused latents",
+    ],
 )
 def test_launches_of_a_layer(
     config: dict[str, Any],

@@ -43,8 +43,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"head_dim": 128}),
     "qwen3": ("qwen3", {"head_dim": 128}),
     "qwen3-moe": ("qwen3_moe", {"head_dim": 128}),
+    "gpt-oss": ("gpt_oss", {"head_dim": 128, "num_hidden_layers": 1, "layer_types": ["full_attention"]}),
     "deepseek-v3": ("deepseek_v3", LATENT | {"num_hidden_layers": 2}),  # one dense layer, one of experts
 }
+
+
+def test_pages_in_nz(tmp_path: Path) -> None:
+    """Norms, rotary positions and the store of a layer are one operator."""
+    planner, short, long = begin(make_checkpoint("qwen3", tmp_path, head_dim=128), {"nz_cache": True})
+    planner.run([], [(short, 3)])
+    record("qwen3-nz-mixed", planner, [short], [(long, 200)])
+    record("qwen3-nz-decode", planner, [short, long], [])
 
 
 SMALL = {"deepseek-v3"}  # whose latents are

@@ -207,9 +207,15 @@ HF: dict[str, object] = {
             "--npu-multi-stream computes shared experts next to routed ones, and this model has",
         ),
         (
-            "--npu-mla-prolog --npu-nz-cache",
+            "--npu-mla-prolog --npu-gather-after-q",
             None,
-            "--npu-mla-prolog and --npu-nz-cache needs latent attention (MLA), which this model has not",
+            "--npu-mla-prolog and --npu-gather-after-q needs latent attention (MLA), which this model has",
+        ),
+        ("--npu-nz-cache", None, ""),
+        (
+            "--npu-nz-cache --kv-cache-dtype int8 --quantization-param-path scales.json",
+            None,
+            "--npu-nz-cache is for latents (MLA) and for pages in the dtype of activations",
         ),
     ],
 )
@@ -230,3 +236,25 @@ def test_latents_and_shared_experts(
         resolve(from_argv(words.split()), model, NPU, MACHINE)
     with pytest.raises(OptionsError, match="does nothing on --device cpu"):
         resolve(from_argv(words.split()), model, CPU, MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ({"head_dim": 96}, "heads of 64 or 128 numbers, and this model has some of 96"),
+        ({"value_dim": 128}, "heads of 64 or 128 numbers, and this model has some of 64 and 128"),
+        ({"score_cap": 50.0}, "attention of the NPU's own, and this model's scores are computed in torch"),
+    ],
+)
+def test_pages_in_nz(change: dict[str, object], refusal: str) -> None:
+    model = msgspec.structs.replace(MODEL, **change)
+    text = re.escape(f"--npu-nz-cache is for latents (MLA) and for {refusal}")
+    with pytest.raises(OptionsError, match=text):
+        resolve(from_argv(["--npu-nz-cache"]), model, NPU, MACHINE)
+
+
+def test_latents_in_int8(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(HF))
+    words = ["--kv-cache-dtype", "int8", "--quantization-param-path", "scales.json"]
+    with pytest.raises(OptionsError, match="latents in int8 with queries in int8 alone"):
+        resolve(from_argv(words), read_config(str(tmp_path)), NPU, MACHINE)

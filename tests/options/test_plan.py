@@ -27,6 +27,7 @@ class Model:
     mla: MlaConfig | None = None
     quantization = None
     head_dim, longest_head, scores, kv_sources, shares_blocks = 128, 128, ScoreKind(), (), False
+    head_sizes = frozenset((128,))
     chunk, media = 0, None
 
 

@@ -15,8 +15,10 @@ Pages in int8 (--kv-cache-dtype int8) are read by the first form alone, which de
 extend rows are gathered and converted first, and are not in pages then.
 
 The cache is what every device has, [pages * page_size, K, D], and the operator sees it as [pages, page_size,
-K * D], the one layout that both forms take. Lengths are lists on the host: the operator takes them as
-arguments of its launch.
+K * D], which both forms take; or, with --npu-nz-cache, as [pages, K, D / 16, page_size, 16]. CANN's tiling
+(fused_infer_attention_score_tiling_check_feature.cpp, July 2026) takes that layout for heads of 64 and 128,
+the documents for latents alone. Lengths are lists on the host: the operator takes them as arguments of its
+launch.
 """
 
 from collections.abc import Sequence
@@ -28,6 +30,7 @@ import torch_npu
 from torch import Tensor
 
 from runtime.devices.ascend.facts import MAX_KEYS
+from runtime.devices.ascend.formats import LANES
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.layers.upload import upload, upload_int64
@@ -197,9 +200,11 @@ def attend(
     plan: AttentionPlan,
     scores: Scores,
     unit: Tensor | None = None,
+    *,
+    is_nz: bool = False,
 ) -> Tensor:
     """Attention of q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]. `unit`: ones [1] in the dtype
-    of q, where the caches are in int8.
+    of q, where the caches are in int8. `is_nz`: pages are in NZ.
 
     Sinks are a logit in each head's softmax that has no value. The operator has them in few forms alone, but
     returns the logarithm of the sum that it has divided by, which says what share they would have taken.
@@ -207,10 +212,7 @@ def attend(
     """
     assert not scores.cap and scores.slopes is None, "caps or biases of distance in the operator"
     window = scores.window
-    caches = (
-        k_cache.view(-1, plan.page_size, k_cache.shape[1] * k_cache.shape[2]),
-        v_cache.view(-1, plan.page_size, v_cache.shape[1] * v_cache.shape[2]),
-    )
+    caches = paged(k_cache, plan.page_size, is_nz), paged(v_cache, plan.page_size, is_nz)
     common: dict[str, object] = {
         "num_heads": q.shape[1],
         "num_key_value_heads": k_cache.shape[1],
@@ -236,6 +238,20 @@ def attend(
     found = _attend_extends(q[extends.queries].contiguous(), caches, extends, plan.triangle, window, common)
     out[extends.queries] = _with_sinks(*found, scores.sinks)
     return out
+
+
+def paged(cache: Tensor, page_size: int, is_nz: bool) -> Tensor:
+    """A cache [pages * page_size, K, D] as the operator takes it: [pages, page_size, K * D], or in NZ [pages,
+    K, D / 16, page_size, 16]."""
+    heads, dim = cache.shape[1:]
+    if is_nz:
+        return cache.view(-1, heads, dim // LANES, page_size, LANES)
+    return cache.view(-1, page_size, heads * dim)
+
+
+def _pages_of(cache: Tensor, dim: int) -> tuple[int, int]:
+    """Tokens of a page and heads of a cache that `paged` has viewed. `dim`: size of a head."""
+    return (cache.shape[3], cache.shape[1]) if cache.dim() == 5 else (cache.shape[1], cache.shape[2] // dim)
 
 
 Weighted = tuple[Tensor, Tensor]  # attention [T, H, D], and the logarithms of its sums, float32 [T, H, 1]
@@ -276,9 +292,9 @@ def _attend_extends(
     )
     if rows.locations is not None:
         return _attend_gathered(q, caches, rows, rows.locations, {"atten_mask": mask} | sparse | common)
+    page_size, num_kv_heads = _pages_of(caches[0], q.shape[2])
     parts, begin = [], 0
-    if takes_tnd(q.dtype, q.shape[2], q.shape[1], caches[0].shape[2] // q.shape[2]):
-        page_size = caches[0].shape[1]
+    if takes_tnd(q.dtype, q.shape[2], q.shape[1], num_kv_heads):
         pages = [-(-length // page_size) for length in rows.lengths]
         for of_call in runs_within(pages, len(caches[0])):
             ends = rows.ends[of_call]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from runtime.devices.ascend.device import first_line
 from runtime.devices.ascend.facts import MAX_KEYS
+from runtime.devices.ascend.fused import AscendFusedOps
 from runtime.devices.ascend.ops import AscendOps
 from runtime.devices.ascend.sparse_latents import AscendSparseLatents
 from runtime.devices.attention_rows import AttentionRows
@@ -32,6 +33,8 @@ def check_model(
     if ops.in_torch:
         return None
     if config.mla is None:
+        if ops.is_nz:
+            return check_nz(ops, torch_device, config.head_dim)
         return check_attention(ops, torch_device)
     sharing = start.attention_layout.num_head_ranks
     heads = even_part(config.num_heads, sharing, rank % sharing).size
@@ -43,6 +46,30 @@ def check_model(
             f"--context-length {MAX_KEYS} or less"
         )
     return check_mla(ops, torch_device, config.mla, heads)
+
+
+def check_nz(ops: AscendOps, torch_device: torch.device, dim: int) -> None:
+    """Tries pages in NZ of heads of `dim` numbers: their store behind norms, and attention of prompts and of
+    single tokens."""
+    counts = [1, 2]
+    qkv = torch.zeros(sum(counts), 3 * dim, dtype=ops.dtype, device=torch_device)
+    cache = qkv.new_zeros(ops.page_size, 1, dim)
+    tables = torch.zeros(1, 1, 1, dtype=torch.int32, device=torch_device)
+    cos, sin = ops.rotary_tables(*qkv.new_ones(2, sum(counts), dim // 2))
+    locations = torch.arange(sum(counts), device=torch_device)
+
+    def run() -> None:
+        norm = qkv.new_ones(2, dim), 1e-6
+        q = AscendFusedOps(ops).prepare_heads(qkv, norm, cos, sin, cache, cache.clone(), locations)
+        plan = ops.plan_attention(fresh_rows(counts), tables, ops.page_size, (0,))
+        ops.attention(q, cache, cache, plan, Scores(dim**-0.5))
+
+    attempt(
+        run,
+        f"pages in NZ of heads of {dim} do not work on this NPU in {name_of(ops.dtype)} with --page-size "
+        f"{ops.page_size}",
+        "leave --npu-nz-cache out",
+    )
 
 
 def check_attention(ops: AscendOps, torch_device: torch.device) -> None:

@@ -102,7 +102,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch_device,
         ops,
         experts,
-        AscendMemory(start.ranks_on_machine, is_sparse=ops.is_sparse),
+        AscendMemory(
+            start.ranks_on_machine, is_sparse=ops.is_sparse, batches_copies=options.batches_copies
+        ),
         ranks,
         None if ops.in_torch else AscendGraphs(ops.triangle, is_sparse=ops.is_sparse),
         ep_size=start.ep_size,
@@ -154,7 +156,7 @@ def make_ops(
         dtype,
         page_size,
         torch_device,
-        is_nz=options.nz_cache and config is not None and config.mla is not None,
+        is_nz=options.nz_cache and config is not None and keeps_nz(config),
         is_sparse=has_indexer(config),
         has_int8_index=options.int8_index,
         has_int8_cache=has_int8_cache,
@@ -162,6 +164,15 @@ def make_ops(
         prefetch=prefetch,
         sampling=options.sampling_backend,
     )
+
+
+def keeps_nz(config: ModelConfig) -> bool:
+    """Whether the pages of a model can be in NZ: those of latents, and those of heads whose attention in NZ
+    CANN's tiling has."""
+    if config.mla is not None:
+        return True
+    is_plain = not config.scores.cap and not config.scores.is_biased
+    return is_plain and len(config.head_sizes) == 1 and config.head_dim in FACTS.nz_heads
 
 
 def open_prefetch(megabytes: int, hccl: "HcclCollectives | None") -> "WeightPrefetch | None":

@@ -24,6 +24,8 @@ FACTS = DeviceFacts(
     latent_page_sizes=(128,),
     has_kv_dtypes=False,
     has_int8_kv=True,
+    # CheckFeatureHeadDim in fused_infer_attention_score_tiling_check_feature.cpp of CANN's ops-transformer
+    nz_heads=(64, 128),
     has_indexers=True,
     host_copies=("direct", "kernel", "kernel_ascend"),
     is_numbered=True,

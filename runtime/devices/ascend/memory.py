@@ -17,11 +17,13 @@ ALIGNED = 16  # head sizes are multiples of this, and of twice as much in int8
 
 class AscendMemory:
     """Memory of this rank's NPU, which it shares with no other rank; host memory is shared by `num_ranks`.
-    `is_sparse`: pages are those of sparse latent attention, whose sizes are tried at start (checks.py)."""
+    `is_sparse`: pages are those of sparse latent attention, whose sizes are tried at start (checks.py).
+    `batches_copies`: pages go to and from host memory by Batched (page_copies.py)."""
 
-    def __init__(self, num_ranks: int, *, is_sparse: bool = False) -> None:
+    def __init__(self, num_ranks: int, *, is_sparse: bool = False, batches_copies: bool = False) -> None:
         self.num_ranks = num_ranks
         self.is_sparse = is_sparse
+        self.batches_copies = batches_copies
 
     def free_bytes(self) -> int:
         """Bytes that the driver reports as free."""
@@ -81,5 +83,5 @@ class AscendMemory:
     def open_page_copier(
         self, kv: list[tuple[Tensor, ...]], host: HostPages, page_size: int
     ) -> AscendPageCopier:
-        """Copies between these caches and host pages."""
-        return AscendPageCopier(kv, host, page_size)
+        """Copies between these caches and host pages. Raises StartError."""
+        return AscendPageCopier(kv, host, page_size, is_batched=self.batches_copies)

@@ -34,6 +34,7 @@ from runtime.devices.ascend.attention import (
     runs_within,
 )
 from runtime.devices.ascend.facts import MAX_KEYS
+from runtime.devices.ascend.formats import LANES
 from runtime.devices.attention_rows import AttentionRows
 from runtime.errors import ModelError
 from runtime.layers.upload import upload_int64
@@ -42,7 +43,6 @@ from runtime.models.config.mla_config import MAX_EXPANDED
 LENGTHS = "actual_seq_kvlen"  # the operator's argument for the lengths of keys, in its second form
 MAX_QUERIES = 16  # the most queries of a sequence, absorbed
 MAX_HEADS, ANY = 128, 1 << 30
-LANES = 16  # 16-bit numbers in a row of an NZ tile
 TILE, MAX_ROW = (
     16,
     65536,

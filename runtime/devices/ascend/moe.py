@@ -4,7 +4,8 @@ reads nothing from the device.
     route       npu_moe_gating_top_k_softmax_v2 for softmax over the chosen experts, npu_moe_gating_top_k
                 where it supports the model (`is_fused`); else torch's operators
     sort        npu_moe_init_routing_v2: a row for each slot, sorted by expert, and the counts of experts
-    products    npu_grouped_matmul, twice, with npu_swiglu between; or as grouped_gemm.py has them
+    products    npu_grouped_matmul, twice, with npu_swiglu between, or npu_clipped_swiglu where experts have
+                biases (gpt-oss); or as grouped_gemm.py has them
     sum         npu_moe_finalize_routing: each token's rows times its weights, and the shared experts' output
 
 The number of rows of an expert stays on the device, so a step with experts can be captured. Slots of other
@@ -22,6 +23,7 @@ from runtime.devices.ascend.formats import to_nz
 from runtime.devices.ascend.grouped_gemm import QuantizedExperts, grouped_matmul, pack_quantized
 from runtime.devices.ascend.quantized import QuantizedInputs
 from runtime.devices.base import Quantized
+from runtime.devices.operands import CodedStack
 from runtime.devices.torch_rearranged import rearranged_tensors
 from runtime.layers.moe.routing import route
 from runtime.models.config.moe_config import Routing
@@ -55,6 +57,33 @@ class DenseExperts:
         """Feed-forward of rows [N, hidden], counts[e] of them for expert e -> [N, hidden]."""
         inner = torch_npu.npu_swiglu(grouped_matmul(rows, self.gate_up, counts), dim=-1)
         return grouped_matmul(inner, self.down, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedExperts:
+    """Weights in full, with biases, and a gate whose halves are clamped (gpt-oss, whose gain and limit are
+    the operator's defaults); see grouped_gemm.py for the methods."""
+
+    gate_up: Tensor  # [E, hidden, 2 * inner]
+    down: Tensor  # [E, inner, hidden]
+    gate_up_bias: Tensor  # [E, 2 * inner], of the dtype that `bias_dtype` says
+    down_bias: Tensor  # [E, hidden]
+
+    def __len__(self) -> int:
+        return len(self.down)
+
+    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x as it is."""
+        return x, None
+
+    def forward(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+        """Feed-forward of rows [N, hidden], counts[e] of them for expert e -> [N, hidden]."""
+        both = grouped_matmul(rows, self.gate_up, counts, bias=self.gate_up_bias)
+        inner = torch_npu.npu_clipped_swiglu(both, dim=-1, interleaved=False)
+        return grouped_matmul(inner, self.down, counts, bias=self.down_bias)
+
+
+Packed = DenseExperts | BiasedExperts | QuantizedExperts
 
 
 class AscendExperts:
@@ -101,18 +130,35 @@ class AscendExperts:
             to_nz(gate_up.transpose(1, 2).contiguous()), to_nz(down.transpose(1, 2).contiguous())
         )
 
+    @property
+    def packs_mxfp4(self) -> bool:
+        """No: the operators of A2 and A3 multiply by int4 and int8, not by 4-bit floats."""
+        return False
+
+    def pack_clamped(self, gate_up: Tensor, down: Tensor, biases: tuple[Tensor, Tensor]) -> BiasedExperts:
+        """See ClampedExperts.pack_clamped."""
+        plain = self.pack(gate_up, down)
+        first, second = (bias.to(bias_dtype(gate_up.dtype)) for bias in biases)
+        return BiasedExperts(plain.gate_up, plain.down, first, second)
+
+    def pack_clamped_mxfp4(
+        self, gate_up: CodedStack, down: CodedStack, biases: tuple[Tensor, Tensor]
+    ) -> BiasedExperts:
+        """See ClampedExperts.pack_clamped_mxfp4, which `packs_mxfp4` rules out."""
+        raise AssertionError("experts in MXFP4 are read into plain numbers on an NPU")
+
     def pack_quantized(self, gate_up: Quantized, down: Quantized) -> QuantizedExperts:
         """Quantized weights. Raises ModelError for what the operators do not support."""
         return pack_quantized(gate_up, down, self.dtype)
 
     def rearranged(
         self,
-        packed: DenseExperts | QuantizedExperts,
-        added: DenseExperts | QuantizedExperts | None,
+        packed: Packed,
+        added: Packed | None,
         order: Sequence[int],
-    ) -> DenseExperts | QuantizedExperts:
+    ) -> Packed:
         """See Experts.rearranged."""
-        found: DenseExperts | QuantizedExperts = rearranged_tensors(packed, added, order)
+        found: Packed = rearranged_tensors(packed, added, order)
         return found
 
     def apply(
@@ -120,7 +166,7 @@ class AscendExperts:
         x: Tensor,
         expert_ids: Tensor,
         weights: Tensor,
-        packed: DenseExperts | QuantizedExperts,
+        packed: Packed,
         first: int | None = None,
     ) -> Tensor:
         """The experts' weighted sum for each token [T, hidden]; see Experts.apply."""
@@ -131,7 +177,7 @@ class AscendExperts:
         x: Tensor,
         expert_ids: Tensor,
         weights: Tensor,
-        packed: DenseExperts | QuantizedExperts,
+        packed: Packed,
         added: Callable[[], Tensor],
         first: int | None = None,
     ) -> Tensor:
@@ -143,7 +189,7 @@ class AscendExperts:
         x: Tensor,
         expert_ids: Tensor,
         weights: Tensor,
-        packed: DenseExperts | QuantizedExperts,
+        packed: Packed,
         first: int | None,
         added: Callable[[], Tensor] | None,
     ) -> Tensor:
@@ -181,6 +227,11 @@ class AscendExperts:
 def weights_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of experts' weights in the operator that sums rows of `dtype`: CANN has float32 beside
     bfloat16 (ops-transformer, moe_finalize_routing_v2_def.cpp), else that of the rows."""
+    return torch.float32 if dtype == torch.bfloat16 else dtype
+
+
+def bias_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of biases in the grouped product of rows of `dtype`."""
     return torch.float32 if dtype == torch.bfloat16 else dtype
 
 

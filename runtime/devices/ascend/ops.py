@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from runtime.devices.ascend import attention, mla
 from runtime.devices.ascend.attention import AttentionPlan
-from runtime.devices.ascend.formats import to_nz
+from runtime.devices.ascend.formats import to_nz, written_pages
 from runtime.devices.ascend.grouped_scales import GroupQuantWeight, group_quant_matmul, pack_group_quant
 from runtime.devices.ascend.prefetch import WeightPrefetch
 from runtime.devices.ascend.quantized import Int8Weight, QuantizedInputs, int8_matmul, pack_int8
@@ -44,7 +44,7 @@ class AscendOps:
         prefetch: WeightPrefetch | None = None,
         sampling: str = "ascend",
     ) -> None:
-        """`is_nz`: latents are stored in NZ. `is_sparse`: tokens attend to those that an indexer chooses, of
+        """`is_nz`: pages are stored in NZ. `is_sparse`: tokens attend to those that an indexer chooses, of
         keys in 8 bits with `has_int8_index`. `has_int8_cache`: pages of heads hold int8, in units that the
         layers have scales for. `in_torch`: attention is computed in torch, because no operator has its
         scores. `prefetch` is told of the products. `sampling`: one of FILTERS."""
@@ -94,7 +94,7 @@ class AscendOps:
             return attend_spans(q, k_cache, v_cache, plan, scores, self.attention)
         if isinstance(plan, sdpa.AttentionPlan):
             return sdpa.attend(q, k_cache, v_cache, plan, scores)
-        return attention.attend(q, k_cache, v_cache, plan, scores, self.unit)
+        return attention.attend(q, k_cache, v_cache, plan, scores, self.unit, is_nz=self.is_nz)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> mla.UpProjection:
         """Projections from latents to keys and values of this rank's heads. Raises ModelError."""
@@ -119,13 +119,7 @@ class AscendOps:
         """Writes keys and values to the cache. In int8 they are rounded, and saturate."""
         if k_cache.dtype == torch.int8:
             k, v = (torch_npu.npu_quantize(x, self.unit, None, torch.qint8, -1, False) for x in (k, v))
-        if self.is_nz:
-            pages = [
-                cache.view(-1, cache.shape[2] // mla.LANES, self.page_size, mla.LANES)
-                for cache in (k_cache, v_cache)
-            ]
-        else:
-            pages = [cache.view(-1, self.page_size, *cache.shape[1:]) for cache in (k_cache, v_cache)]
+        pages = [written_pages(cache, self.page_size, self.is_nz) for cache in (k_cache, v_cache)]
         torch_npu.npu_scatter_pa_kv_cache(
             k.contiguous(), v.contiguous(), *pages, locations, cache_mode=WRITES[self.is_nz]
         )

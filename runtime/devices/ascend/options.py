@@ -10,9 +10,10 @@ class AscendOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     gpu_id_step: int = 1  # from a rank's NPU to the next rank's
     mla_prolog: bool = False  # queries and latents of MLA are made in one fused operator
     requires_mla_prolog: bool = True  # False: where that operator cannot be used, plain steps take its place
-    nz_cache: bool = False  # latents are stored in FRACTAL_NZ
+    nz_cache: bool = False  # pages are stored in FRACTAL_NZ
     int8_index: bool = False  # index keys of sparse MLA are stored in 8 bits
     prefetch_mb: int = 0  # of the next weight, while ranks exchange; 0: none
+    batches_copies: bool = False  # pages go to and from host memory where they belong, many by one call
     multi_stream: bool = False  # shared experts are computed on a side stream
     gather_after_q: bool = False  # sequence-parallel tokens are gathered after the first projections of MLA
     sampling_backend: str = "ascend"

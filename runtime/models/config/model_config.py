@@ -171,6 +171,12 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         return max(self.head_dim, 0 if self.global_heads is None else self.global_heads.head_dim)
 
     @property
+    def head_sizes(self) -> frozenset[int]:
+        """Sizes of keys and values of attention heads, in all layers."""
+        of_all = (self.global_heads or self).head_dim
+        return frozenset((self.head_dim, self.value_dim or self.head_dim, of_all))
+
+    @property
     def shares_blocks(self) -> bool:
         """See ModelFacts: so it is in Zamba 2."""
         return self.recurrent is not None and self.recurrent.shared is not None
@@ -188,8 +194,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             return structs.replace(own, num_heads=self.window_heads)
         if heads is None or has_window:
             return own
-        dim, num_kv = heads.head_dim, heads.num_kv_heads
-        return structs.replace(own, head_dim=dim, num_kv_heads=num_kv, has_sinks=False)
+        return structs.replace(own, head_dim=heads.head_dim, num_kv_heads=heads.num_kv_heads, has_sinks=False)
 
     def rope_of(self, index: int) -> Rope:
         """Rotary positions of a layer."""

@@ -27,8 +27,8 @@ class Tiers(Group, frozen=True, kw_only=True):
         Literal["direct", "kernel", "kernel_ascend"],
         option(
             "What copies pages between host and device.",
-            note="kernel_ascend is possible on an NPU",
-            missing="other ways than the one that each device has, whatever is chosen",
+            note="kernel_ascend, on an NPU: each page from where it is to where it belongs, many by one call",
+            missing="a difference between direct and kernel, which are the way that each device has",
         ),
     ] = "kernel"
     hicache_mem_layout: A[

@@ -3,6 +3,7 @@
 from runtime.devices.attention_backends import why_not, why_unsuited
 from runtime.devices.cpu.kernels import choice
 from runtime.devices.facts import DeviceFacts
+from runtime.models.config.media_config import sees_whole_images
 from runtime.models.config.quantization_schemes import check_supported
 from runtime.options.facts import ModelFacts
 from runtime.options.groups.precision import SERVED
@@ -48,7 +49,12 @@ def kv_dtype_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | 
     """The device can keep keys and values in the wanted dtype, and int8 has scales."""
     if plan.precision.kv_cache_dtype == "int8":
         if not device.has_int8_kv or model.mla is not None:
-            what = "latent attention (MLA)" if model.mla is not None else device.name
+            what = device.name
+            if model.mla is not None:
+                what = (
+                    "latent attention (MLA), whose kernels read latents in int8 with queries in int8 alone, "
+                    "and not those of prompts"
+                )
             return f"--kv-cache-dtype int8 is not possible with {what}; leave it out"
         if plan.precision.quantization_param_path is None:
             return (
@@ -205,15 +211,14 @@ def latents_have_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -
     start."""
     given = [
         flag(name)
-        for name in ("npu_mla_prolog", "npu_nz_cache", "npu_gather_after_q")
+        for name in ("npu_mla_prolog", "npu_gather_after_q")
         if plan.why[name].value
     ]
     if given and model.mla is None:
         return f"{' and '.join(given)} needs latent attention (MLA), which this model has not; leave it out"
-    low = [name for name in given if name != "--npu-nz-cache"]
-    if low and model.mla is not None and model.mla.q_rank is None:
+    if given and model.mla is not None and model.mla.q_rank is None:
         return (
-            f"{' and '.join(low)} needs queries of low rank (q_lora_rank), which this model has not; leave "
+            f"{' and '.join(given)} needs queries of low rank (q_lora_rank), which this model has not; leave "
             "it out"
         )
     is_own = not plan.why["npu_mla_prolog"].source.startswith("profile")
@@ -225,6 +230,24 @@ def latents_have_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -
             "or leave it out"
         )
     return None
+
+
+def pages_suit_nz(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """The device's attention reads pages of these heads in NZ."""
+    if not plan.ascend.npu_nz_cache or model.mla is not None:
+        return None
+    what = ""
+    sizes = sorted(model.head_sizes)
+    if len(sizes) > 1 or sizes[0] not in device.nz_heads:
+        known = " or ".join(map(str, device.nz_heads))
+        what = f"heads of {known} numbers, and this model has some of {' and '.join(map(str, sizes))}"
+    elif model.scores.cap or model.scores.is_biased:
+        what = "attention of the NPU's own, and this model's scores are computed in torch"
+    elif plan.precision.kv_cache_dtype == "int8":
+        what = "pages in the dtype of activations, not for --kv-cache-dtype int8"
+    elif plan.model.enable_multimodal and sees_whole_images(model.media):
+        what = "causal attention, and this model's images attend to all of their tokens"
+    return f"--npu-nz-cache is for latents (MLA) and for {what}; leave it out" if what else None
 
 
 def bits_are_of_own_kernels(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
@@ -263,4 +286,5 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     kernels_suit_the_model,
     attention_scores_are_supported,
     latents_have_attention,
+    pages_suit_nz,
 )

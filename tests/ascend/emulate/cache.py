@@ -1,12 +1,21 @@
-"""Writes to paged caches. Limits: the wheel's docstrings, and scatter_pa_kv_cache_tiling.cpp in CANN's public
-ops-transformer repository (001b95e)."""
+"""Writes to paged caches. Limits: the wheel's docstrings, and scatter_pa_kv_cache_tiling.cpp (001b95e) and
+qkv_rms_norm_rope_cache_tiling.cpp (3a280bc) in CANN's public ops-transformer repository."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from tests.ascend.emulate.table import need, need_contiguous, need_dtype, need_values, operator
+from tests.ascend.emulate.norms import normed, turned
+from tests.ascend.emulate.table import (
+    need,
+    need_contiguous,
+    need_dtype,
+    need_half,
+    need_shape,
+    need_values,
+    operator,
+)
 
 
 @operator("npu::npu_scatter_nd_update_")
@@ -132,3 +141,62 @@ def scatter_pa_kv_cache(
                 f"PA_NZ: the cache is (pages, heads * head size / {lanes}, page size, {lanes})",
             )
             nz_write(cache, tokens, slot_mapping)
+
+
+@operator("npu::npu_qkv_rms_norm_rope_cache")
+def qkv_rms_norm_rope_cache(
+    qkv: Tensor,
+    q_gamma: Tensor,
+    k_gamma: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    index: Tensor,
+    q_out: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    qkv_size: list[int],
+    head_nums: list[int],
+    *,
+    epsilon: float = 1e-6,
+    cache_mode: str = "PA_NZ",
+    is_output_qkv: bool = False,
+    **scales: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Norms and rotary positions of queries and keys, and the store of keys and values in NZ: pages of the
+    dtype of qkv; scales for pages in int8 are not emulated."""
+    need(not is_output_qkv and all(scale is None for scale in scales.values()), "emulated: without scales")
+    need(cache_mode == "PA_NZ", f"cache_mode {cache_mode!r}: PA_NZ")
+    batch, length, heads, dim = qkv_size
+    num_q, num_k, num_v = head_nums
+    need(min(qkv_size) > 0 and dim == 128, f"qkv_size {qkv_size}: heads of 128")
+    need(num_k == num_v and num_q + num_k + num_v == heads, f"{head_nums} are not the {heads} heads of qkv")
+    need_half(qkv=qkv)
+    tokens = batch * length
+    need_shape("qkv", qkv, tokens, heads * dim)
+    need_dtype("index", index, torch.int64)
+    need_shape("index", index, tokens)
+    for name, tensor, shape in (
+        ("q_gamma", q_gamma, (dim,)),
+        ("k_gamma", k_gamma, (dim,)),
+        ("cos", cos, (tokens, dim)),
+        ("sin", sin, (tokens, dim)),
+        ("q_out", q_out, (tokens, num_q * dim)),
+    ):
+        need_dtype(name, tensor, qkv.dtype)
+        need_shape(name, tensor, *shape)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        need_dtype(name, cache, qkv.dtype)
+        need_shape(name, cache, k_cache.shape[0], num_k * dim // 16, k_cache.shape[2], 16)
+    pages, size = k_cache.shape[0], k_cache.shape[2]
+    need(size % 32 == 0, f"pages of {size}: a multiple of 32")
+    need(pages >= -(-length // size) * batch, f"{length} tokens of {batch} rows for {pages} pages of {size}")
+    q, k, v = qkv.view(tokens, heads, dim).split(head_nums, 1)
+    q, k = (
+        x * cos[:, None].float() + turned(x, "half") * sin[:, None].float()
+        for x in (normed(q, q_gamma, epsilon)[0].float(), normed(k, k_gamma, epsilon)[0].float())
+    )
+    q_out.copy_(q.flatten(1))
+    nz_write(k_cache, k.to(v.dtype), index)
+    nz_write(v_cache, v, index)
+    unwritten = qkv.new_empty(0)
+    return unwritten, unwritten, unwritten

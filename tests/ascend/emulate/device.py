@@ -43,7 +43,7 @@ NATIVE = {  # torch_npu's own C++ does these in the simulated runtime
     "npu::_npu_fused_infer_attention_score_infer_output",
     "npu::_npu_fused_infer_attention_score_v2_infer_output",
 }
-COPIES = ("aten::copy_", "aten::_to_copy")
+COPIES = ("aten::copy_", "aten::_to_copy", "aten::_foreach_copy_")
 INDEXES = ("aten::index.Tensor",)  # reads values only where a mask is among its indices
 HUGE = 1 << 26
 KERNELS = (
@@ -201,7 +201,21 @@ def snapshots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor
 
 def copied(of: Signature, args: tuple[Any, ...]) -> tuple[Tensor | None, Tensor]:
     """Target of a copy, if it exists already, and source."""
+    if of.name == "aten::_foreach_copy_":
+        check_batch(*args[:2])
+        return args[0][0], args[1][0]
     return (args[0], args[1]) if of.name == "aten::copy_" else (None, args[0])
+
+
+def check_batch(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """What aclrtMemcpyBatchAsync takes of torch._foreach_copy_, which knows addresses and sizes alone
+    (op-plugin, ForeachCopyKernelOpApi.cpp). Raises Refused."""
+    for tensors in (targets, sources):
+        if len({is_device(one) for one in tensors}) > 1 or not all(one.is_contiguous() for one in tensors):
+            raise Refused("copies of a batch: contiguous tensors, all of them from the host or all to it")
+    for to, source in zip(targets, sources, strict=True):
+        if to.dtype != source.dtype or to.shape != source.shape or is_device(to) == is_device(source):
+            raise Refused("copies of a batch: pairs of one dtype and shape, between host and device")
 
 
 def is_blocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -106,6 +106,10 @@ def check_dtypes(x: Tensor, weight: Tensor, given: dict[str, Any], out: torch.dt
         )
         return
     need(weight.dtype == x.dtype and out == x.dtype, f"x is {x.dtype}, weight {weight.dtype}, output {out}")
+    if given["bias"]:
+        bias, shape = given["bias"][0], (given["groups"], weight.shape[-1])
+        need_dtype("bias", bias, torch.float32 if x.dtype == torch.bfloat16 else x.dtype)
+        need(bias.shape == shape, f"bias {tuple(bias.shape)}: {shape}, a row for each group")
 
 
 def check_narrow(x: Tensor, weight: Tensor, given: dict[str, Any], out: torch.dtype) -> None:

@@ -119,6 +119,29 @@ def swiglu(x: Tensor, dim: int = -1) -> Tensor:
     return (F.silu(gate) * up).to(x.dtype)
 
 
+@operator("npu::npu_clipped_swiglu")
+def clipped_swiglu(
+    x: Tensor,
+    *,
+    group_index: Tensor | None = None,
+    dim: int = -1,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    bias: float = 1.0,
+    interleaved: bool = True,
+) -> Tensor:
+    """The gate of gpt-oss, along the last dimension. Limits: op-plugin's document (26.0.0)."""
+    need(group_index is None and dim in (-1, x.dim() - 1), "emulated: all rows, the last dimension")
+    need_dtype("x", x, *FLOATS)
+    need_contiguous(x=x)
+    need(x.dim() > 1 and x.shape[-1] % 2 == 0, f"x {tuple(x.shape)}: 2-D or more, the last dimension even")
+    need(limit > 0, f"limit {limit}")
+    wide = x.float()
+    gate, up = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (gate * (alpha * gate).sigmoid() * (up + bias)).to(x.dtype)
+
+
 def turned(x: Tensor, mode: str) -> Tensor:
     """The factor of sin."""
     if mode == "half":

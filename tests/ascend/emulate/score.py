@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.ascend.emulate.int8_keys import check_int8
+from tests.ascend.emulate.paged_caches import check_cache
 from tests.ascend.emulate.table import Limits, need, need_contiguous, need_dtype, need_half, need_strictly
 
 BATCHED = ("BSH", "BSND", "BNSD")
@@ -367,34 +368,3 @@ def check_pages(score: Score) -> None:
         pages = sum(-(-length // size) for length in lengths)
         need(pages <= key.shape[0], f"{pages} pages of all rows in a cache of {key.shape[0]} [pfa]")
     need(key.numel() < 2**31, f"a cache of {key.numel()} elements: less than 2**31 [v1]")
-
-
-def check_cache(score: Score, name: str, cache: Tensor) -> None:
-    """Limits of the layout of a paged cache."""
-    need(cache.dim() in (3, 4, 5), f"{name} cache is {cache.dim()}-D")
-    at = {3: 1, 4: 2, 5: 3}[cache.dim()]
-    need(
-        cache.shape[at] == score.block_size,
-        f"{name}: pages of {cache.shape[at]}, block_size is {score.block_size}",
-    )
-    if cache.dim() == 3:
-        need(
-            cache.shape[2] <= 65535,
-            f"{name} (pages, page size, {cache.shape[2]}): heads * head size is at most 65535 [v1]",
-        )
-        need(
-            cache.shape[2] % score.num_kv_heads == 0,
-            f"{name}'s {cache.shape[2]} is no multiple of {score.num_kv_heads} heads",
-        )
-        return
-    need(
-        cache.shape[1] == score.num_kv_heads,
-        f"{name}: {cache.shape[1]} heads, num_key_value_heads is {score.num_kv_heads}",
-    )
-    if cache.dim() == 4:
-        need(
-            score.layout_in in ("BNSD", "TND") or score.query_rope is not None,
-            f"{score.layout_in} takes a cache (pages, page size, heads * head size) only [v1]",
-        )
-    else:
-        need(cache.shape[4] == 16, f"{name} NZ: (pages, heads, head size / 16, page size, 16)")
