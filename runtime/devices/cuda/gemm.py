@@ -13,7 +13,8 @@ from runtime.devices.cuda import gemm_tiles
 from runtime.devices.cuda.fragments import FRAGMENTS
 from runtime.devices.cuda.gemm_tiles import TORCH_FROM, Tile, TileBytes, select_splits, select_tile
 from runtime.devices.cuda.kernels.activation_quantization import quantize_groups_kernel, quantize_rows_kernel
-from runtime.devices.cuda.kernels.gemm import add_splits_kernel, gemm_kernel
+from runtime.devices.cuda.kernels.epilogue import add_splits_kernel
+from runtime.devices.cuda.kernels.gemm import gemm_kernel
 from runtime.devices.cuda.kernels.launch import Gpu, dot_type, next_power_of_2
 from runtime.devices.cuda.kernels.moe_permute import ExpertTiles
 from runtime.devices.cuda.weights import SCALE_BLOCK, PackedWeight, pack_dense

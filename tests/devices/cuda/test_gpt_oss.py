@@ -30,7 +30,7 @@ NUM_TOKENS = 4
 def test_tokens(kind: str, tmp_path: Path) -> None:
     """In float32, where numbers in 4 bits are what they are in full. Experts are computed together."""
     quantized, full = make_pair(tmp_path, "float32")
-    kinds = []
+    kinds: list[str] = []
 
     class Watched(CudaExperts):
         def _sum(self, x, expert_ids, weights, packed, added):  # type: ignore[no-untyped-def]

@@ -66,7 +66,10 @@ def _unsigned(words: tl.tensor, scale: tl.tensor, part: tl.constexpr, DOT: tl.co
     factor = (scale & 0xFFFFFFE0).to(tl.float32, bitcast=True)
     if DOT == tl.bfloat16:  # two at a time, which the compiler does not find
         operands = numbers, -zeros[:, None], factor.to(DOT)[:, None]
-        return tl.inline_asm_elementwise(ADD_MULTIPLY, "=r,r,r,r", operands, tl.bfloat16, is_pure=True, pack=2)
+        pairs = tl.inline_asm_elementwise(
+            ADD_MULTIPLY, "=r,r,r,r", operands, tl.bfloat16, is_pure=True, pack=2
+        )
+        return pairs
     else:
         return (numbers - zeros.to(DOT)[:, None]) * factor.to(DOT)[:, None]
 
@@ -128,7 +131,8 @@ def sum_fragments(
     x [M]: where rows begin, `words` [N] and `scales` [N]: where outputs do, and `gated_words` [N] those that
     they gate, whose scales are rows / 2 behind. Scales of a group, or of a block in MXFP4, are `rows` behind
     those of the one before it. GROUP 0: all inputs are one."""
-    LENGTH: tl.constexpr = 4 if KIND == "mxfp4" or GROUP == 0 or GROUP >= 128 else GROUP // 32  # parts of one
+    # parts that share a word
+    LENGTH: tl.constexpr = 4 if KIND == "mxfp4" or GROUP == 0 or GROUP >= 128 else GROUP // 32
     acc = tl.zeros((N, M), tl.float32)
     gated = tl.zeros((N, M), tl.float32) if GATED else acc
     for block in tl.range(begin, end):

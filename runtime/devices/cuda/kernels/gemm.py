@@ -1,5 +1,5 @@
-"""Matrix products of activations with weights of any scheme, for one weight or for those of many experts: one
-kernel, and one that adds split sums.
+"""Matrix products of activations with weights of any scheme, for one weight or for those of many experts, in
+one kernel. What becomes of their sums is in epilogue.py.
 
 A program has a tile of M rows and N outputs (with GATED, N gates and the N numbers that they gate) and walks
 the inputs K at a time. Numbers of few bits are multiplied in the form that the tensor cores take: int8 with
@@ -20,14 +20,13 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from runtime.devices.cuda.kernels.epilogue import Epilogue, add_parts, store_outputs
 from runtime.devices.cuda.kernels.fp8_bytes import from_fp8
 from runtime.devices.cuda.kernels.fragments import BLOCK, WORDS, sum_fragments
 from runtime.devices.cuda.kernels.last_program import is_last_program
 
 # tiles of rows that run one after the other for the same outputs, so that they find weights in the L2 cache
 GROUP_M: tl.constexpr = tl.constexpr(8)
-ALPHA: tl.constexpr = tl.constexpr(1.702)  # of gpt-oss's gate: the gain of its sigmoid
-LIMIT: tl.constexpr = tl.constexpr(7.0)  # what its halves are clamped to
 
 
 class Format(NamedTuple):
@@ -52,15 +51,6 @@ class Weights(NamedTuple):
     at: tl.tensor  # [N]
     scales: tl.tensor  # [N]
     zeros: tl.tensor  # [N]
-
-
-class Epilogue(NamedTuple):
-    """Which corrections the sums get before they are stored."""
-
-    FACTORED: tl.constexpr  # a factor for each row
-    SCALED: tl.constexpr  # a scale for each output
-    HAS_SUMS: tl.constexpr  # an int32 addend for each output
-    HAS_BIAS: tl.constexpr
 
 
 @triton.jit
@@ -207,9 +197,9 @@ def _accumulate_blocks(
     GATED: tl.constexpr,
     F: tl.constexpr,
 ) -> tuple:
-    """As `_accumulate`, where a block of K inputs and all outputs of the program have one scale: `scales` is a
-    pointer to the first of them. A block's sums are added by one multiplication, with factors that were read
-    while the block before was multiplied."""
+    """Sums as of `_accumulate`, where a block of K inputs and all outputs of the program have one scale:
+    `scales` is a pointer to the first of them. A block's sums are added by one multiplication, with factors
+    that were read while the block before was multiplied."""
     acc = tl.zeros((F.M, F.N), tl.float32)
     gated = tl.zeros((F.M, F.N), tl.float32) if GATED else acc
     ahead = _block_factors(factors, weights.scales, begin, end, is_row)
@@ -226,75 +216,6 @@ def _accumulate_blocks(
             gated_ahead = _block_factors(factors, gated_weights.scales, block + 1, end, is_row)
             gated += _dot(a, w, None, F) * gated_factor[:, None]
     return acc, gated
-
-
-@triton.jit
-def _finish(
-    acc: tl.tensor,
-    factor: tl.tensor,
-    scales: tl.tensor,
-    sums: tl.tensor,
-    bias: tl.tensor,
-    is_out: tl.tensor,
-    E: tl.constexpr,
-) -> tl.tensor:
-    """Results float32 [M, N] of complete sums."""
-    if E.HAS_SUMS:
-        acc += tl.load(sums, mask=is_out, other=0)[None, :]
-    result = acc.to(tl.float32)
-    if E.FACTORED:
-        result *= factor[:, None]
-    if E.SCALED:
-        result *= tl.load(scales, mask=is_out, other=0.0)[None, :]
-    if E.HAS_BIAS:
-        result += tl.load(bias, mask=is_out, other=0.0).to(tl.float32)[None, :]
-    return result
-
-
-@triton.jit
-def _gate(gate: tl.tensor, up: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """silu(gate) * up; or "clamped", that of gpt-oss (models/gpt_oss.py)."""
-    if KIND == "clamped":
-        gate = tl.minimum(gate, LIMIT)
-        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
-        return (up + 1.0) * gate / (1.0 + tl.exp(-ALPHA * gate))
-    else:
-        return gate / (1.0 + tl.exp(-gate)) * up
-
-
-@triton.jit
-def _store_outputs(
-    out: tl.tensor,
-    acc: tl.tensor,
-    gated: tl.tensor,
-    factors: tl.tensor,
-    scales: tl.tensor,
-    sums: tl.tensor,
-    bias: tl.tensor,
-    source: tl.tensor,
-    outs: tl.tensor,
-    is_row: tl.tensor,
-    is_out: tl.tensor,
-    mask: tl.tensor,
-    GATE: tl.constexpr,
-    E: tl.constexpr,
-) -> None:
-    """Corrects complete sums, applies the gate and stores [M, N] at `out`."""
-    factor = tl.load(factors + source, mask=is_row, other=0.0) if E.FACTORED else is_row.to(tl.float32)
-    result = _finish(acc, factor, scales, sums, bias, is_out, E)
-    if GATE != "":
-        up = _finish(gated, factor, scales + outs, sums + outs, bias + outs, is_out, E)
-        result = _gate(result, up, GATE)
-    tl.store(out, result.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _add_parts(at: tl.tensor, size: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """The sum of what all programs of a tile have stored, in their order."""
-    total = tl.load(at, mask=mask, other=0, cache_modifier=".cg")
-    for split in range(1, tl.num_programs(1)):
-        total += tl.load(at + split * size, mask=mask, other=0, cache_modifier=".cg")
-    return total
 
 
 @triton.jit
@@ -351,11 +272,11 @@ def gemm_kernel(
     DOT: tl.constexpr,
 ) -> None:
     """Grid (tiles of rows * tiles of outputs, splits). Rows are those of x, or MoE slots, of which REPEAT
-    share a row of x. GATE: "" for none, silu or clamped. ROUTED: "" for one weight, "tiles" for slots int32 [tiles * M] and expert_ids int32
-    [tiles], "single" for one slot and expert per tile. BLOCKED: scales are of blocks, float32 [E, outs / 128,
-    scale_stride], and K is 128. out [num_rows, outs]; or, with splits, uncorrected
-    sums [splits, num_rows, outs], which with MERGES become `merged` [num_rows, outs]; then `counters`, int32
-    [programs], are 0 before and after the launch."""
+    share a row of x. GATE: "" for none, silu or clamped. ROUTED: "" for one weight, "tiles" for slots int32
+    [tiles * M] and expert_ids int32 [tiles], "single" for one slot and expert per tile. BLOCKED: scales are
+    of blocks, float32 [E, outs / 128, scale_stride], and K is 128. out [num_rows, outs]; or, with splits,
+    uncorrected sums [splits, num_rows, outs], which with MERGES become `merged` [num_rows, outs]; then
+    `counters`, int32 [programs], are 0 before and after the launch."""
     F: tl.constexpr = Format(KIND, INPUTS, GROUP, GROUPED_INPUTS, HAS_ZEROS, EVEN, NATIVE, M, N, K, DOT)
     E: tl.constexpr = Epilogue(FACTORED, SCALED, HAS_SUMS, HAS_BIAS)
     GATED: tl.constexpr = GATE != ""
@@ -389,10 +310,8 @@ def gemm_kernel(
         weights = Weights(at, scales + grouped, zeros + grouped)
         gated_weights = Weights(gated_at, scales + behind, zeros + behind)
         if FRAGMENTS:
-            acc, gated = sum_fragments(
-                xs, at, scales + grouped, is_row, is_out, ins, rows, gated_at, begin, end,
-                GATED, EVEN, KIND, GROUP, M, N, DOT,
-            )
+            words = at, scales + grouped, is_row, is_out, ins, rows, gated_at
+            acc, gated = sum_fragments(xs, *words, begin, end, GATED, EVEN, KIND, GROUP, M, N, DOT)
         elif BLOCKED:
             first = expert * (rows // 128) + column * N // 128
             blocks_at = scales + first * scale_stride
@@ -415,36 +334,7 @@ def gemm_kernel(
             tl.store(out + tl.program_id(1) * size + target, acc, mask=mask)
             if MERGES:
                 if is_last_program(counters + tl.program_id(0), tl.num_programs(1)):
-                    acc = _add_parts(out + target, size, mask)
-                    _store_outputs(merged + target, acc, acc, *corrections, *where, GATE, E)
+                    acc = add_parts(out + target, size, mask)
+                    store_outputs(merged + target, acc, acc, *corrections, *where, GATE, E)
         else:
-            _store_outputs(out + target, acc, gated, *corrections, *where, GATE, E)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def add_splits_kernel(
-    out: tl.tensor,
-    parts: tl.tensor,
-    factors: tl.tensor,
-    scales: tl.tensor,
-    sums: tl.tensor,
-    bias: tl.tensor,
-    num_rows: tl.tensor,
-    outs: tl.tensor,
-    FACTORED: tl.constexpr,
-    SCALED: tl.constexpr,
-    HAS_SUMS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Grid (rows, blocks of a row): out [rows, outs] of partial sums [SPLITS, rows, outs]."""
-    E: tl.constexpr = Epilogue(FACTORED, SCALED, HAS_SUMS, HAS_BIAS)
-    row, n = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_out = n < outs
-    total = tl.load(parts + row * outs + n, mask=is_out, other=0)
-    for split in range(1, SPLITS):
-        total += tl.load(parts + (split * num_rows + row) * outs + n, mask=is_out, other=0)
-    factor = tl.load(factors + row + tl.arange(0, 1)) if FACTORED else tl.full((1,), 1.0, tl.float32)
-    result = _finish(total[None, :], factor, scales + n, sums + n, bias + n, is_out, E)
-    tl.store(out + row * outs + n[None, :], result.to(out.dtype.element_ty), mask=is_out[None, :])
+            store_outputs(out + target, acc, gated, *corrections, *where, GATE, E)
