@@ -276,7 +276,7 @@ def launch_attention(
     if grid.tile.walk.groups and grid.tiles is not None:
         places = plan.page_tables[0], launch.rows, grid.tiles
         scale = scores.scale * LOG2E.value
-        launch_with_roles(out, q, (keys, values), places, launch.first, plan.page_size, scale, grid.tile)
+        launch_with_roles(out, q, (keys, values), places, launch.first, plan.page_size, scale, grid.tile, gpu)
         return
     if grid.splits == 1:
         result = _Result(out, out, None, None)
