@@ -238,7 +238,8 @@ def _grid_of(
     num_tiles = rows if tiles is None else tiles.shape[1]
     max_kv_len = min(launch.max_kv_len, window or launch.max_kv_len)
     splits = select_splits(num_tiles * columns, max_kv_len, tile, gpu)
-    if tile.walk.groups and (splits > 1 or scores.sinks is not None or q.dtype != ROLES_DTYPE):
+    is_fit = splits == 1 and scores.sinks is None and q.dtype == keys.dtype == ROLES_DTYPE
+    if tile.walk.groups and not is_fit:
         return _grid_of(q, keys, dim, launch, scores, gpu, counters, is_plain=False)
     return _Grid(tile, group, heads, tiles, num_tiles, columns, splits)
 
@@ -276,7 +277,7 @@ def launch_attention(
     if grid.tile.walk.groups and grid.tiles is not None:
         places = plan.page_tables[0], launch.rows, grid.tiles
         scale = scores.scale * LOG2E.value
-        launch_with_roles(out, q, (keys, values), places, launch.first, plan.page_size, scale, grid.tile)
+        launch_with_roles(out, q, (keys, values), places, launch.first, plan.page_size, scale, grid.tile, gpu)
         return
     if grid.splits == 1:
         result = _Result(out, out, None, None)

@@ -6,6 +6,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from runtime.devices.cuda.attention_tiles import Tile
+from runtime.devices.cuda.kernels.launch import Gpu
 
 ROLES_DTYPE = torch.bfloat16
 
@@ -36,6 +37,7 @@ def launch_with_roles(
     page_size: int,
     scale: float,
     tile: Tile,
+    gpu: Gpu,
 ) -> None:
     """Attention of q [n, H, DIM] over bfloat16 caches [tokens, K, DIM] -> out [n, H, DIM], by warps with
     roles. `lists`: the page table, rows and tiles of paged_attention_kernel; `first`: the step's number of
@@ -53,7 +55,8 @@ def launch_with_roles(
     layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
     blocks = [GluonDescriptor.from_tensor(_pages_of(x, page_size), block, layout) for x in caches]
     table, rows, tiles = lists
-    prompt_attention_kernel[(tiles.shape[1], kv_heads * triton.cdiv(group, heads))](
+    programs = tiles.shape[1] * kv_heads * triton.cdiv(group, heads)
+    prompt_attention_kernel[(min(programs, gpu.num_cores) if tile.walk.persists else programs,)](
         out,
         q,
         *blocks,

@@ -21,6 +21,7 @@ class Walk:
     folds: bool = False
     together: int = 1
     groups: int = 0
+    persists: bool = False  # no more programs than multiprocessors, each of which takes tile after tile
 
     @property
     def constants(self) -> dict[str, int]:
@@ -49,8 +50,9 @@ PROMPTS = {
     "tma, 64 queries": Tile(64, 64, 4, 3, Walk(tma=True, folds=True)),
     "64 queries": Tile(64, 64, 4, 5, Walk(folds=True)),
     "roles, 2 groups": Tile(128, 64, 4, 4, Walk(tma=True, folds=True, groups=2)),
-    "roles, 2 groups, 5 stages": Tile(128, 64, 4, 5, Walk(tma=True, folds=True, groups=2)),
     "roles, 3 groups": Tile(192, 64, 4, 5, Walk(tma=True, folds=True, groups=3)),
+    "roles, 2 groups, persistent": Tile(128, 64, 4, 5, Walk(tma=True, folds=True, groups=2, persists=True)),
+    "roles, 3 groups, persistent": Tile(192, 64, 4, 5, Walk(tma=True, folds=True, groups=3, persists=True)),
 }
 DECODES = {
     "tma, 3 stages": Tile(16, 64, 4, 3, Walk(tma=True, folds=True)),

@@ -1,8 +1,8 @@
 """A double of the parts of Gluon and of Hopper that attention_roles.py uses: functions run in threads, one
 for each group of warps with a role, over tensors of torch.
 
-It is as late as a card may be: products are computed when they are waited for, of what shared memory then
-holds, and copies arrive some time after they were begun. Barriers have the phases, arrivals and bytes of PTX's
+It is as late as a card may be: products are computed when they are waited for, of what shared memory holds
+then, and copies arrive some time after they were begun. Barriers have the phases, arrivals and bytes of PTX's
 mbarrier; a wait that does not end raises. New shared memory is NaN.
 """
 
@@ -42,7 +42,10 @@ class Shared:
     data: Tensor
 
     def index(self, at: int) -> "Shared":
-        return Shared(self.data[at])
+        return Shared(self.data[int(at)])
+
+    def store(self, value: Tensor) -> None:
+        self.data.copy_(value)
 
     def reshape(self, shape: list[int]) -> "Shared":
         return Shared(self.data.reshape(shape))
@@ -117,9 +120,7 @@ def _store(pointer: Pointer, value: Tensor, mask: Tensor) -> None:
     pointer.memory[at[is_written].long()] = value[is_written]
 
 
-def _allocate(dtype: torch.dtype, shape: list[int], layout: object, value: Tensor | None = None) -> Shared:
-    if value is not None:
-        return Shared(value.to(dtype).clone())
+def _allocate(dtype: torch.dtype, shape: list[int], layout: object) -> Shared:
     return Shared(torch.full(shape, float("nan") if dtype.is_floating_point else 0, dtype=dtype))
 
 
@@ -160,7 +161,8 @@ class Double:
 
     def __init__(self, kernel: JITFunction[Any]) -> None:
         self.barriers: dict[int, Barrier] = {}
-        self.program = (0, 0)
+        self.program: tuple[int] = (0,)
+        self.grid: tuple[int] = (0,)
         module = kernel.fn.__globals__
         doubles = dict(zip(NAMES, self._language(), strict=True))
         self.names = {name: getattr(value, "value", value) for name, value in module.items()} | doubles
@@ -169,16 +171,15 @@ class Double:
                 self.names[name] = FunctionType(value.fn.__code__, self.names, name, value.fn.__defaults__)
         self.kernel = self.names[kernel.fn.__name__]
 
-    def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         return partial(self._run, grid)
 
-    def _run(self, grid: tuple[int, int], *args: Any, num_warps: int, **constants: int) -> None:
+    def _run(self, grid: tuple[int], *args: Any, num_warps: int, **constants: int) -> None:
         assert num_warps == 4
-        given = [self._argument(arg) for arg in args]
-        for column in range(grid[1]):
-            for tile in range(grid[0]):
-                self.program, self.barriers = (tile, column), {}
-                self.kernel(*given, **constants)
+        given, self.grid = [self._argument(arg) for arg in args], grid
+        for program in range(grid[0]):
+            self.program, self.barriers = (program,), {}
+            self.kernel(*given, **constants)
 
     def _argument(self, arg: Any) -> Any:
         if isinstance(arg, TensorDescriptor):
@@ -213,6 +214,7 @@ class Double:
             float32=torch.float32,
             bfloat16=torch.bfloat16,
             program_id=lambda axis: torch.tensor(self.program[axis]),
+            num_programs=lambda axis: self.grid[axis],
             arange=lambda begin, end, layout: torch.arange(begin, end),
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
             full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
@@ -222,7 +224,7 @@ class Double:
             store=_store,
             maximum=partial(_both, torch.maximum),
             minimum=partial(_both, torch.minimum),
-            where=torch.where,
+            where=lambda condition, left, right: torch.where(torch.as_tensor(condition), left, right),
             exp2=torch.exp2,
             max=torch.amax,
             sum=torch.sum,

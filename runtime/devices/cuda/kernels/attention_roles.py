@@ -6,6 +6,10 @@ those of the next, as in FlashAttention-3 (Shah et al., 2024). Tiles of keys are
 first, so that those that are masked come first; the last one ends where the row's keys end, and what lies
 outside of its page is read as zeros (attention_keys.py says more of it).
 
+A program computes one tile after the other where there are more tiles than programs; what it reads of the
+next one is on its way while it computes. Programs take tiles of the list there and back, so that none has
+the longest of each turn.
+
 Every stage has two barriers: `full`, on which bytes arrive, and `empty`, on which groups arrive when they
 have read them. Triton's interpreter does not know the language of this kernel (Gluon).
 """
@@ -42,8 +46,20 @@ class Stages(NamedTuple):
     values_empty: gl.shared_memory_descriptor
 
 
+class Lists(NamedTuple):
+    """What says where rows and tiles are, see paged_attention_kernel."""
+
+    tables: gl.tensor
+    rows: gl.tensor
+    tiles: gl.tensor
+    num_rows: gl.tensor
+    num_tiles: gl.tensor
+    first_query: gl.tensor
+    table_stride: gl.tensor
+
+
 class Place(NamedTuple):
-    """What a program computes."""
+    """What a program computes at a time: the queries of a tile and of a KV head."""
 
     query: gl.tensor  # the first
     front: gl.tensor  # its position
@@ -52,6 +68,7 @@ class Place(NamedTuple):
     part: gl.tensor  # of its query heads
     last: gl.tensor  # number of keys of the last query
     num_tiles: gl.tensor  # of keys
+    table: gl.tensor  # of the row's pages
 
 
 class Heads(NamedTuple):
@@ -60,6 +77,34 @@ class Heads(NamedTuple):
     GROUP: gl.constexpr  # query heads of a KV head
     HEADS: gl.constexpr  # of them in a tile
     KV_HEADS: gl.constexpr
+    COLUMNS: gl.constexpr  # KV heads * parts of a group
+
+
+@gluon.jit
+def _num_places(lists: Lists, heads: Heads) -> gl.tensor:
+    """How many places this program computes."""
+    total = lists.num_tiles * heads.COLUMNS
+    turns, left = total // gl.num_programs(0), total % gl.num_programs(0)
+    at = gl.where(turns % 2 == 0, gl.program_id(0), gl.num_programs(0) - 1 - gl.program_id(0))
+    return turns + gl.where(at < left, 1, 0)
+
+
+@gluon.jit
+def _place_of(lists: Lists, turn: gl.tensor, heads: Heads, M: gl.constexpr) -> Place:
+    """What this program computes in a turn."""
+    at = gl.where(turn % 2 == 0, gl.program_id(0), gl.num_programs(0) - 1 - gl.program_id(0))
+    at += turn * gl.num_programs(0)
+    tile, column = at // heads.COLUMNS, at % heads.COLUMNS
+    row, offset = gl.load(lists.tiles + tile), gl.load(lists.tiles + lists.num_tiles + tile)
+    slot, start = gl.load(lists.rows + row), gl.load(lists.rows + lists.num_rows + row)
+    tokens = gl.load(lists.rows + 2 * lists.num_rows + row) - offset
+    query = gl.load(lists.rows + 3 * lists.num_rows + row) + offset - lists.first_query
+    front, num_tokens = start + offset, gl.minimum(tokens, M // heads.HEADS)
+    last = front + num_tokens
+    num_tiles = gl.maximum((last + KEYS - 1) // KEYS, 1)
+    table = lists.tables + slot.to(gl.int64) * lists.table_stride
+    kv_head, part = column % heads.KV_HEADS, column // heads.KV_HEADS
+    return Place(query, front, num_tokens, kv_head, part, last, num_tiles, table)
 
 
 @gluon.jit
@@ -67,30 +112,40 @@ def _read(
     keys: tma.tensor_descriptor,
     values: tma.tensor_descriptor,
     stages: Stages,
-    place: Place,
-    table: gl.tensor,
+    lists: Lists,
+    heads: Heads,
+    M: gl.constexpr,
     PAGE: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> None:
-    """Reads tiles of keys and values, the last one first."""
-    at, column = (place.num_tiles - 1) * KEYS, place.kv_head * DIM
-    page = gl.load(table + at // PAGE, mask=at < place.last, other=0)
-    for i in range(place.num_tiles):
-        # of the next tile, whose number is on its way while this tile waits for room
-        next_page = gl.load(table + (at - KEYS) // PAGE, mask=at >= KEYS, other=0)
-        token = at % PAGE + gl.minimum(at, place.last - KEYS) - at
-        stage, turn = i % STAGES, (i // STAGES) & 1
-        keys_full, values_full = stages.keys_full.index(stage), stages.values_full.index(stage)
-        mbarrier.wait(stages.keys_empty.index(stage), turn ^ 1)
-        mbarrier.expect(keys_full, keys.block_type.nbytes)
-        tma.async_copy_global_to_shared(keys, [page, token, column], keys_full, stages.k_tiles.index(stage))
-        mbarrier.wait(stages.values_empty.index(stage), turn ^ 1)
-        mbarrier.expect(values_full, values.block_type.nbytes)
-        tma.async_copy_global_to_shared(
-            values, [page, token, column], values_full, stages.v_tiles.index(stage)
-        )
-        at -= KEYS
-        page = next_page
+    """Reads tiles of keys and values, the last one first, place after place."""
+    n = gl.program_id(0) * 0  # tiles that have been read
+    num_places = _num_places(lists, heads)
+    place = _place_of(lists, 0, heads, M)
+    for turn in range(num_places):
+        following = _place_of(lists, gl.minimum(turn + 1, num_places - 1), heads, M)
+        at, column = (place.num_tiles - 1) * KEYS, place.kv_head * DIM
+        page = gl.load(place.table + at // PAGE, mask=at < place.last, other=0)
+        for _ in range(place.num_tiles):
+            # of the next tile, whose number is on its way while this tile waits for room
+            next_page = gl.load(place.table + (at - KEYS) // PAGE, mask=at >= KEYS, other=0)
+            token = at % PAGE + gl.minimum(at, place.last - KEYS) - at
+            stage, phase = n % STAGES, (n // STAGES) & 1
+            keys_full, values_full = stages.keys_full.index(stage), stages.values_full.index(stage)
+            mbarrier.wait(stages.keys_empty.index(stage), phase ^ 1)
+            mbarrier.expect(keys_full, keys.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                keys, [page, token, column], keys_full, stages.k_tiles.index(stage)
+            )
+            mbarrier.wait(stages.values_empty.index(stage), phase ^ 1)
+            mbarrier.expect(values_full, values.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                values, [page, token, column], values_full, stages.v_tiles.index(stage)
+            )
+            at -= KEYS
+            page = next_page
+            n += 1
+        place = following
 
 
 @gluon.jit
@@ -149,24 +204,25 @@ def _walk(
     q_tile: gl.shared_memory_descriptor,
     stages: Stages,
     place: Place,
+    n: gl.tensor,
     positions: gl.tensor,
     scale: gl.tensor,
     SCORES: gl.constexpr,
     SUMS: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> gl.tensor:
-    """The result [QUERIES, DIM] of a group's queries at `positions`."""
+    """The result [QUERIES, DIM] of a group's queries at `positions`; `n` tiles have been read for others."""
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     SUM_ROWS: gl.constexpr = gl.SliceLayout(1, SUMS)
     row_max = gl.full([QUERIES], NEG_INF, gl.float32, layout=ROWS)
     row_sum = gl.zeros([QUERIES], gl.float32, layout=ROWS)
     acc = gl.zeros([QUERIES, DIM], gl.float32, layout=SUMS)
-    at = (place.num_tiles - 1) * KEYS
-    started = _start_scores(q_tile, stages, 0, SCORES, STAGES)
+    at, end = (place.num_tiles - 1) * KEYS, n + place.num_tiles - 1
+    started = _start_scores(q_tile, stages, n, SCORES, STAGES)
     scores = _hide(warpgroup_mma_wait(0, [started]), positions, at, place, SCORES)
-    mbarrier.arrive(stages.keys_empty.index(0), count=1)
+    mbarrier.arrive(stages.keys_empty.index(n % STAGES), count=1)
     weights, row_max, row_sum, rescale = _weigh(scores, row_max, row_sum, scale)
-    for i in range(place.num_tiles - 1):
+    for i in range(n, end):
         started = _start_scores(q_tile, stages, i + 1, SCORES, STAGES)
         adding = _start_sums(weights, stages, acc, i, SUMS, STAGES)
         scores = warpgroup_mma_wait(1, [started])
@@ -177,8 +233,9 @@ def _walk(
         acc = warpgroup_mma_wait(0, [adding])
         mbarrier.arrive(stages.values_empty.index(i % STAGES), count=1)
         acc = acc * gl.convert_layout(rescale, SUM_ROWS)[:, None]
-    adding = _start_sums(weights, stages, acc, place.num_tiles - 1, SUMS, STAGES)
+    adding = _start_sums(weights, stages, acc, end, SUMS, STAGES)
     acc = warpgroup_mma_wait(0, [adding])
+    mbarrier.arrive(stages.values_empty.index(end % STAGES), count=1)
     divisor = gl.where(row_sum == 0.0, 1.0, row_sum)
     return acc / gl.convert_layout(divisor, SUM_ROWS)[:, None]
 
@@ -197,7 +254,7 @@ def _attend(
     out: gl.tensor,
     q: gl.tensor,
     stages: Stages,
-    place: Place,
+    lists: Lists,
     q_stride: gl.tensor,
     q_head_stride: gl.tensor,
     scale: gl.tensor,
@@ -206,24 +263,31 @@ def _attend(
     STAGES: gl.constexpr,
     INDEX: gl.constexpr,
 ) -> None:
-    """Attends to all tiles with the queries of one group of warps, and stores the result."""
+    """Attends with the queries of one group of warps, and stores results, place after place."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     READ: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([QUERIES, DIM], gl.bfloat16)
-    token, head, is_query = _rows_of(place, heads, M, INDEX, gl.SliceLayout(1, READ))
-    at = (place.query + token).to(gl.int64) * q_stride + head * q_head_stride
-    dims = gl.arange(0, DIM, layout=gl.SliceLayout(0, READ))
-    x = gl.load(q + at[:, None] + dims[None, :], mask=is_query[:, None], other=0.0)
-    q_tile = gl.allocate_shared_memory(gl.bfloat16, [QUERIES, DIM], TILE, x)
-    fence_async_shared()
-    token, head, is_query = _rows_of(place, heads, M, INDEX, gl.SliceLayout(1, SCORES))
-    positions = place.front + gl.minimum(token, place.num_tokens - 1)
-    found = _walk(q_tile, stages, place, positions, scale, SCORES, SUMS, STAGES)
-    token, head, is_query = _rows_of(place, heads, M, INDEX, gl.SliceLayout(1, SUMS))
-    to = ((place.query + token).to(gl.int64) * (heads.KV_HEADS * heads.GROUP) + head) * DIM
-    dims = gl.arange(0, DIM, layout=gl.SliceLayout(0, SUMS))
-    gl.store(out + to[:, None] + dims[None, :], found.to(gl.bfloat16), mask=is_query[:, None])
+    q_tile = gl.allocate_shared_memory(gl.bfloat16, [QUERIES, DIM], TILE)
+    n = gl.program_id(0) * 0  # tiles of keys that have been read
+    num_places = _num_places(lists, heads)
+    place = _place_of(lists, 0, heads, M)
+    for turn in range(num_places):
+        following = _place_of(lists, gl.minimum(turn + 1, num_places - 1), heads, M)
+        token, head, is_query = _rows_of(place, heads, M, INDEX, gl.SliceLayout(1, READ))
+        at = (place.query + token).to(gl.int64) * q_stride + head * q_head_stride
+        dims = gl.arange(0, DIM, layout=gl.SliceLayout(0, READ))
+        q_tile.store(gl.load(q + at[:, None] + dims[None, :], mask=is_query[:, None], other=0.0))
+        fence_async_shared()
+        token, head, is_query = _rows_of(place, heads, M, INDEX, gl.SliceLayout(1, SCORES))
+        positions = place.front + gl.minimum(token, place.num_tokens - 1)
+        found = _walk(q_tile, stages, place, n, positions, scale, SCORES, SUMS, STAGES)
+        token, head, is_query = _rows_of(place, heads, M, INDEX, gl.SliceLayout(1, SUMS))
+        to = ((place.query + token).to(gl.int64) * (heads.KV_HEADS * heads.GROUP) + head) * DIM
+        dims = gl.arange(0, DIM, layout=gl.SliceLayout(0, SUMS))
+        gl.store(out + to[:, None] + dims[None, :], found.to(gl.bfloat16), mask=is_query[:, None])
+        n += place.num_tiles
+        place = following
 
 
 @gluon.jit
@@ -273,25 +337,17 @@ def prompt_attention_kernel(
     GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> None:
-    """Grid (tiles, KV heads * parts of a group). `keys` and `values` are descriptors of [pages, PAGE, KV
-    heads * DIM] in blocks of [1, KEYS, DIM]; the other arguments are those of paged_attention_kernel, for
-    tiles of GROUPS * QUERIES queries."""
+    """Grid (programs), at most as many as there are tiles * KV heads * parts of a group. `keys` and `values`
+    are descriptors of [pages, PAGE, KV heads * DIM] in blocks of [1, KEYS, DIM]; the other arguments are
+    those of paged_attention_kernel, for tiles of GROUPS * QUERIES queries."""
     M: gl.constexpr = GROUPS * QUERIES
-    heads: gl.constexpr = Heads(GROUP, HEADS, KV_HEADS)
-    row, offset = gl.load(tiles + gl.program_id(0)), gl.load(tiles + num_tiles + gl.program_id(0))
-    slot, start = gl.load(rows + row), gl.load(rows + num_rows + row)
-    tokens = gl.load(rows + 2 * num_rows + row) - offset
-    query = gl.load(rows + 3 * num_rows + row) + offset - first_query
-    num_tokens = gl.minimum(tokens, M // HEADS)
-    last = start + offset + num_tokens
-    count = gl.maximum((last + KEYS - 1) // KEYS, 1)
-    column = gl.program_id(1)
-    place = Place(query, start + offset, num_tokens, column % KV_HEADS, column // KV_HEADS, last, count)
+    heads: gl.constexpr = Heads(GROUP, HEADS, KV_HEADS, KV_HEADS * ((GROUP + HEADS - 1) // HEADS))
+    lists = Lists(tables, rows, tiles, num_rows, num_tiles, first_query, table_stride)
     stages = _stages(keys, values, GROUPS, STAGES)
-    reading = (keys, values, stages, place, tables + slot.to(gl.int64) * table_stride, PAGE, STAGES)
-    first = (out, q, stages, place, q_stride, q_head_stride, scale, heads, M, STAGES, FIRST)
-    second = (out, q, stages, place, q_stride, q_head_stride, scale, heads, M, STAGES, SECOND)
-    third = (out, q, stages, place, q_stride, q_head_stride, scale, heads, M, STAGES, THIRD)
+    reading = (keys, values, stages, lists, heads, M, PAGE, STAGES)
+    first = (out, q, stages, lists, q_stride, q_head_stride, scale, heads, M, STAGES, FIRST)
+    second = (out, q, stages, lists, q_stride, q_head_stride, scale, heads, M, STAGES, SECOND)
+    third = (out, q, stages, lists, q_stride, q_head_stride, scale, heads, M, STAGES, THIRD)
     if GROUPS == 2:
         gl.warp_specialize([(_attend, first), (_attend, second), (_read, reading)], [4, 1], [240, 24])
     else:
