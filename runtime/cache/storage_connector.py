@@ -119,8 +119,10 @@ class StorageConnector:
             digest = below.digest = _chain(digest, below.key)
         return digest
 
-    def wanted(self, sequence: Sequence) -> Wanted:
-        """The pages that a waiting sequence misses and that storage may have."""
+    def wanted(self, sequence: Sequence, *, has_next: bool = False) -> Wanted:
+        """The pages that a waiting sequence misses and that storage may have. `has_next`: the token behind
+        its known ones comes as well, so these need not be computed again, and the page of the last one is
+        wanted if it is full."""
         cache, tokens = self.cache, sequence.tokens
         if not cache.shares or sequence.wants_prompt_logprobs:
             return Wanted(0, [])
@@ -129,6 +131,10 @@ class StorageConnector:
         if node.depth == 0:
             node = Node(None, sequence.request.namespace.encode(), 0)  # the namespace may have no root yet
         first, digest, keys, passed = node.depth, self.key(node), list[bytes](), list[bytes]()
+        ending = tokens[last * width :].tobytes()
+        is_there = first == last and ending in node.children
+        if has_next and len(tokens) == (last + 1) * width and not is_there and cache.states is None:
+            last += 1
         end = usable(cache.groups, node)
         while node is not end and node.parent is not None:
             passed.append(self.key(node))

@@ -130,7 +130,7 @@ class PageFetches:
         if not transfer.source:
             self._rooms.open(transfer.room, sequence, self._connector, self._pages)
             return
-        wanted = self._connector.wanted(sequence)
+        wanted = self._connector.wanted(sequence, has_next=takes_first(sequence))
         if len(wanted.passed) + len(wanted.keys) < self._least_pages:
             return
         self._scheduler.roster.waiting.suspend(sequence)

@@ -46,6 +46,17 @@ def test_keys_name_the_content() -> None:
     assert len({*before.keys, *other_model.keys, *other_tokens.keys, *other_namespace.keys}) == 12
 
 
+def test_the_page_of_the_last_token_is_wanted_where_the_next_token_comes_as_well() -> None:
+    """Else that token is computed here, for the logits behind it."""
+    it, connector = storing()
+    whole, longer = PROMPT[:6], (*PROMPT[:6], 4)
+    assert [len(connector.wanted(sequence(*whole), has_next=known).keys) for known in (False, True)] == [2, 3]
+    assert [len(connector.wanted(sequence(*longer), has_next=known).keys) for known in (False, True)] == [3, 3]
+    assert connector.wanted(sequence(*whole), has_next=True) == connector.wanted(sequence(*longer))
+    saved(it, connector, *longer)
+    assert connector.wanted(sequence(*whole), has_next=True).keys == [], "it is here"
+
+
 def test_frames_that_are_kept_hold_no_tokens() -> None:
     """As tests/scheduling/test_scheduler.py: a sequence grows while frames of a profiler live."""
     it, connector = storing()

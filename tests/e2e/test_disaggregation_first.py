@@ -73,6 +73,19 @@ async def test_it_comes_before_the_pages(
                     await anyio.sleep(0.01)
 
 
+async def test_nothing_of_a_prompt_of_full_pages_is_computed_again(
+    checkpoint: Checkpoint, reference: Generate, options: dict[str, Any]
+) -> None:
+    """The logits behind its last token are needed on the other server alone."""
+    prompt = PROMPT[:FULL]
+    expected = reference("llama", prompt, COUNT)
+    async with server("prefill", checkpoint("llama"), **options) as prefill:
+        async with server("decode", checkpoint("llama"), **options) as (engine, decode):
+            assert await both(prefill, decode, prompt) == (expected, FULL)
+            assert counts(engine).pages == FULL // 16 and not counts(engine).failures
+            assert await both(prefill, decode, prompt, 2) == (expected, FULL - 16), "in the device's cache"
+
+
 async def test_what_it_may_end(checkpoint: Checkpoint, reference: Generate, options: dict[str, Any]) -> None:
     """A stop token, and the longest that an answer may be; and what it must not be."""
     expected = reference("llama", PROMPT, COUNT)
