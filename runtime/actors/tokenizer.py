@@ -178,7 +178,17 @@ class TokenizerActor:
         media = await load_media(prompts, request)
         if self._progress is not None:
             self._progress.loaded(request.id, media)
-        return await self._in_thread(self._try, request, seed, (), media, keys)
+        return await self._in_thread(self._try_loaded, request, seed, media, keys)
+
+    def _try_loaded(
+        self, request: GenerateRequest, seed: int, media: list[Media], keys: Sequence[bytes]
+    ) -> Request | RequestError:
+        """Prepares a request with the files that were loaded, which are given up in this thread: taking
+        their memory back takes the system milliseconds."""
+        try:
+            return self._try(request, seed, (), media, keys)
+        finally:
+            media.clear()
 
     def _try_known(
         self, prompts: MediaPrompts, request: GenerateRequest, seed: int

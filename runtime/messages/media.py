@@ -34,6 +34,8 @@ class MediaSource(Struct, frozen=True, kw_only=True):
     url: str = ""  # data:, http:, https: or file:; "": `base64` or `data` is the file
     data: bytes = b""
     base64: str = ""  # the file in base64, as a client sent it; "": `url` or `data` names it
+    # the file in base64, as a part of the request's body; `url` is the head of a data: URL then, or ""
+    encoded: memoryview | None = None
     decoded: "Media | None" = None  # in place of all of these
     has_sound: bool = False  # VIDEO: its sound is wanted, too
 
