@@ -17,6 +17,7 @@ from runtime.admin.open_request_list import describe
 from runtime.admin.profiling import Profiling
 from runtime.admin.scheduler_commands import SchedulerCommands
 from runtime.admin.sessions import Sessions
+from runtime.admin.sound_alignment import SoundAlignment
 from runtime.errors import InvalidRequest, RequestError, StartError
 from runtime.messages.media import MediaSource
 from runtime.messages.ranks import Profile
@@ -61,6 +62,7 @@ class Control:
         self._router = router
         self._text = text
         self.load_media = text.load
+        self.align_sound = SoundAlignment(text, replicas).align
         self._metrics = metrics
         self._profiling = Profiling(replicas)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
-from runtime.messages.media import Encode, EncodeRows, RowsEncoded
+from runtime.messages.media import AlignSound, Encode, EncodeRows, RowsEncoded, SoundAligned
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, ExpertCounts, Profile, RankReady
 from runtime.messages.steps import GroupSteps, StepPlan, StepResult
@@ -51,6 +51,11 @@ class Executor(Protocol):
     def encode_rows(self, command: EncodeRows) -> RowsEncoded:
         """Encodes a file, and waits for its rows. An input that the encoder does not take is an error in the
         answer."""
+        ...
+
+    def align(self, command: AlignSound) -> SoundAligned:
+        """Finds which part of a sound each token goes with, and waits for it. What the model cannot do is an
+        error in the answer."""
         ...
 
     def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:

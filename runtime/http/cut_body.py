@@ -4,8 +4,8 @@ A picture of 3840 x 2160 is some three megabytes of base64. The decoder would lo
 copy it, and the event loop would wait for that. So a worker thread finds such texts in the body and leaves a
 mark in place of each, which nobody can guess. What is decoded is small, and the files stay where they came.
 
-A mark that turns up anywhere but as a file of the request was a text of another kind; then the body is decoded as it
-came.
+A mark that turns up anywhere but as a file of the request was a text of another kind; then the body is
+decoded as it came.
 """
 
 import secrets
@@ -97,7 +97,9 @@ def _is_base64(body: bytes, begin: int, end: int) -> bool:
     return True
 
 
-def put_back(requests: Sequence[GenerateRequest], texts: Mapping[str, memoryview]) -> list[GenerateRequest] | None:
+def put_back(
+    requests: Sequence[GenerateRequest], texts: Mapping[str, memoryview]
+) -> list[GenerateRequest] | None:
     """The requests with the files that marks stand for; None: some marks are not files of theirs."""
     used: set[str] = set()
 

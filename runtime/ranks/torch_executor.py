@@ -14,10 +14,11 @@ from runtime.devices.profiles import Recording
 from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
-from runtime.messages.media import Encode, EncodeRows, RowsEncoded
+from runtime.messages.media import AlignSound, Encode, EncodeRows, RowsEncoded, SoundAligned
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, Profile
 from runtime.messages.steps import GroupSteps, StepPlan
+from runtime.ranks.align import align
 from runtime.ranks.encode_clock import EncodeClock
 from runtime.ranks.encoded_media import encoder_of
 from runtime.ranks.expert_placer import ExpertPlacer
@@ -122,6 +123,11 @@ class TorchExecutor:
             log.get("ranks").warning("an input could not be encoded", shape=media.shape, exc_info=True)
             return RowsEncoded(id=command.id, rows=NO_ROWS, error=type(error).__name__)
         return RowsEncoded(id=command.id, rows=rows.numpy().ravel(), num_rows=len(rows))
+
+    def align(self, command: AlignSound) -> SoundAligned:
+        """See Executor.align."""
+        with torch.inference_mode():
+            return align(self.runner.device, self.runner.model, command)
 
     def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:
         """See Executor.capture."""

@@ -39,7 +39,7 @@ from runtime.freed_memory import return_freed_memory
 from runtime.messages.codec import Wire
 from runtime.messages.experts import ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
-from runtime.messages.media import Encode, EncodeRows
+from runtime.messages.media import AlignSound, Encode, EncodeRows
 from runtime.messages.memory import ChangeMemory, UpdateWeights
 from runtime.messages.ranks import (
     Capture,
@@ -194,6 +194,10 @@ class RankWorker:
                 encoded = executor.encode_rows(command)
                 if self._reports:
                     self._send(encoded)
+            case AlignSound():
+                aligned = executor.align(command)
+                if self._reports:
+                    self._send(aligned)
             case Capture():
                 self._capture(executor, command)
             case PrepareGrammar():

@@ -29,7 +29,9 @@ def image(**fields: Any) -> MediaSource:
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("text, head", [(FILE, ""), (URL, "data:image/png;base64,"), (f"{FILE}==", "")])
 def test_base64_is_taken_out_and_given_back(text: str, head: str, indent: int | None) -> None:
-    body = json.dumps({"before": "a" * 99, "files": [text, text], "after": ["b"] * 99}, indent=indent).encode()
+    body = json.dumps(
+        {"before": "a" * 99, "files": [text, text], "after": ["b"] * 99}, indent=indent
+    ).encode()
     found = cut(body)
     assert len(found.content) < 4096 and found.whole is body
     files = json.loads(found.content)["files"]
