@@ -178,17 +178,7 @@ class TokenizerActor:
         media = await load_media(prompts, request)
         if self._progress is not None:
             self._progress.loaded(request.id, media)
-        return await self._in_thread(self._try_loaded, request, seed, media, keys)
-
-    def _try_loaded(
-        self, request: GenerateRequest, seed: int, media: list[Media], keys: Sequence[bytes]
-    ) -> Request | RequestError:
-        """Prepares a request with the files that were loaded, which are given up in this thread: taking
-        their memory back takes the system milliseconds."""
-        try:
-            return self._try(request, seed, (), media, keys)
-        finally:
-            media.clear()
+        return await self._in_thread(self._try, request, seed, (), media, keys)
 
     def _try_known(
         self, prompts: MediaPrompts, request: GenerateRequest, seed: int
@@ -246,11 +236,12 @@ class TokenizerActor:
         request: GenerateRequest,
         seed: int,
         prepared: Sequence[Prepared] = (),
-        media: Sequence[Media] = (),
+        media: list[Media] | None = None,
         keys: Sequence[bytes] = (),
     ) -> Request | RequestError:
         """Prepares a request with the files that its prompt shows: as they were `prepared`, or as they were
-        loaded, with the `keys` to keep them under. An unexpected error fails this request alone."""
+        loaded, which are given up then, with the `keys` to keep them under. An unexpected error fails this
+        request alone."""
         try:
             if self._media is not None and media:
                 prepared = self._media.prepare(media, keys)
