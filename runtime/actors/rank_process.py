@@ -13,7 +13,7 @@ from runtime.errors import RankDied, RingError, RuntimeFault
 from runtime.messages.codec import Bytes, Wire
 from runtime.messages.experts import ExpertsPlaced
 from runtime.messages.lora import AdapterLoaded
-from runtime.messages.media import RowsEncoded, SoundAligned
+from runtime.messages.media import RowsEncoded
 from runtime.messages.memory import MemoryReport
 from runtime.messages.ranks import (
     Captured,
@@ -42,7 +42,6 @@ class Replies:
         self.placed = RankReplies[ExpertsPlaced](num_ranks)
         self.memory_reports = RankReplies[MemoryReport](num_ranks)
         self.encoded = RankReplies[RowsEncoded](1)
-        self.aligned = RankReplies[SoundAligned](1)
         self.saved: list[PartsSaved] = []
 
     def end(self) -> None:
@@ -53,7 +52,6 @@ class Replies:
         self.placed.end()
         self.memory_reports.end()
         self.encoded.end()
-        self.aligned.end()
 
 
 class Process(Protocol):
@@ -116,8 +114,6 @@ class Rank:
                 replies.saved.append(saved)
             case RowsEncoded() as encoded:
                 replies.encoded.add(encoded)
-            case SoundAligned() as aligned:
-                replies.aligned.add(aligned)
             case StandingBy():
                 self.is_standing_by = True
             case LoadProgress() as progress:

@@ -87,7 +87,6 @@ class Ranks:
         self.counts = self._replies.counts  # of rank 0 alone
         self.memory_reports = self._replies.memory_reports
         self.encoded = self._replies.encoded  # of the rank that reports
-        self.aligned = self._replies.aligned
         self.num_changes = 0  # changes of memory, after which steps must be captured again
         self._setup = setup
         self._ring_bytes = ring_bytes

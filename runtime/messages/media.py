@@ -158,16 +158,17 @@ class EncodeRows(Struct, frozen=True, kw_only=True, array_like=True, tag="encode
 
 
 class RowsEncoded(Struct, frozen=True, kw_only=True, array_like=True, tag="rows_encoded"):
-    """The answer to EncodeRows."""
+    """The answer to EncodeRows, and to AlignSound: a row for each token behind the prompt, which says how well
+    it goes with each position of the sound."""
 
     id: int
     rows: np.ndarray  # float32, flat; empty after an error
     num_rows: int = 0
-    error: str = ""  # why there are none; empty: there are
+    error: str = ""  # why there are none, as a sentence; empty: there are
 
 
 class AlignSound(Struct, frozen=True, kw_only=True, array_like=True, tag="align_sound"):
-    """Find which part of a sound each token of its transcription goes with. SoundAligned answers it, from the
+    """Find which part of a sound each token of its transcription goes with. RowsEncoded answers it, from the
     rank that reports."""
 
     id: int
@@ -177,14 +178,6 @@ class AlignSound(Struct, frozen=True, kw_only=True, array_like=True, tag="align_
     num_positions: int  # of the encoding that the sound has, without the silence behind it
     heads: list[tuple[int, int]]  # layer and head, of the heads that follow the sound
     filter_width: int  # positions of the median filter, odd
-
-
-class SoundAligned(Struct, frozen=True, kw_only=True, array_like=True, tag="sound_aligned"):
-    """The answer to AlignSound: how well each token behind the prompt goes with each position."""
-
-    id: int
-    scores: np.ndarray  # float32 [tokens * positions]; empty after an error
-    error: str = ""
 
 
 class MediaRows(Struct, frozen=True, array_like=True):

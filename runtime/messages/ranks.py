@@ -11,7 +11,7 @@ from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.diagnosis import NOTHING, Diagnosis
 from runtime.messages.experts import ExpertPlaces, ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, AdapterSetup, LoadAdapter
-from runtime.messages.media import AlignSound, Encode, EncodeRows, RowsEncoded, SoundAligned
+from runtime.messages.media import AlignSound, Encode, EncodeRows, RowsEncoded
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, WeightOffload
 from runtime.messages.prompt_split import PromptSplit
 from runtime.messages.speculation import Speculation
@@ -363,7 +363,6 @@ FromRank = (
     | ExpertsPlaced
     | MemoryReport
     | RowsEncoded
-    | SoundAligned
     | PartsSaved
     | StepResult
 )

@@ -190,14 +190,10 @@ class RankWorker:
                 self._last_step = command.step
             case Encode():
                 executor.encode(command)
-            case EncodeRows():
+            case EncodeRows() | AlignSound():
                 encoded = executor.encode_rows(command)
                 if self._reports:
                     self._send(encoded)
-            case AlignSound():
-                aligned = executor.align(command)
-                if self._reports:
-                    self._send(aligned)
             case Capture():
                 self._capture(executor, command)
             case PrepareGrammar():

@@ -92,7 +92,7 @@ async def transcribe(
     if task == "translate" and not facts.has_languages:
         raise InvalidRequest("this model knows English alone; take transcriptions", param="model")
     source = MediaSource(kind=MediaKind.AUDIO, param="file", data=form.file)
-    (sound,) = await service.control.load_media([source])
+    (sound,) = await service.control.sounds.load([source])
     cuts = await run_sync(giving_way, windows, sound.values, facts.rate, facts.longest_s)
     job = Job(
         facts=facts,

@@ -47,7 +47,7 @@ class WordTimes(Struct, frozen=True, kw_only=True):
         is_cut = output.finish is None or output.finish.reason != "stop"
         aligned = output.token_ids[:-1] if is_cut else output.token_ids
         given = len(self.prompt) - 1
-        scores = await self.service.control.align_sound(part, [*self.prompt, *aligned], given, self.facts)
+        scores = await self.service.control.sounds.align(part, [*self.prompt, *aligned], given, self.facts)
         begins = await run_sync(giving_way, first_positions, scores)
         times_s = (begins * (self.facts.samples / self.rate)).tolist()
         times_s.append(times_s[-1])
