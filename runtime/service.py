@@ -6,11 +6,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
+import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
 from runtime.errors import InvalidRequest
 from runtime.json_value import Fields
-from runtime.messages.media import Media, MediaSource, TranscriptionFacts
+from runtime.messages.media import AlignmentFacts, Media, MediaSource, TranscriptionFacts
 from runtime.messages.memory import Part
 from runtime.messages.ranks import ExpertCounts, ExpertCountsAction, Profile
 from runtime.messages.requests import GenerateRequest, Prompt, Sink
@@ -181,6 +182,22 @@ class HalfControls(Protocol):
         ...
 
 
+class SoundControls(Protocol):
+    """What transcriptions need beside their requests."""
+
+    async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
+        """Files as the model takes them. Raises InvalidRequest, which names the file."""
+        ...
+
+    async def align(
+        self, sound: Media, token_ids: list[int], num_given: int, facts: AlignmentFacts
+    ) -> np.ndarray:
+        """How well each token of a transcription goes with each position of the sound, float32 [tokens,
+        positions]. `token_ids`: what the decoder is given, of which the first `num_given` are left out.
+        Raises InvalidRequest, Unavailable."""
+        ...
+
+
 class Controls(Protocol):
     """What operators can do besides sending requests. Everything raises Unavailable while the model loads,
     and when it cannot be served any more."""
@@ -225,8 +242,9 @@ class Controls(Protocol):
         """The token ids of a prompt with these images, videos and sounds. Raises InvalidRequest."""
         ...
 
-    async def load_media(self, sources: Sequence[MediaSource]) -> list[Media]:
-        """Files as the model takes them. Raises InvalidRequest, which names the file."""
+    @property
+    def sounds(self) -> "SoundControls":
+        """What transcriptions need."""
         ...
 
     def abort(self, prefix: str, tenant: Tenant = DEFAULT_TENANT) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import count
 
 import numpy as np
+from msgspec import structs
 
 from runtime.actors.ranks import Ranks
 from runtime.actors.supervisor import Supervisor
@@ -15,7 +16,7 @@ from runtime.errors import InvalidRequest, Unavailable
 from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ExpertPlaces, MoveExperts, Placement, ReadExperts
 from runtime.messages.lora import LoadAdapter
-from runtime.messages.media import EncodeRows, MediaValues
+from runtime.messages.media import AlignSound, EncodeRows
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights, in_order
 from runtime.messages.ranks import CountExperts, ExpertCounts, ExpertCountsAction, PrepareGrammar, Profile
 
@@ -29,6 +30,7 @@ Command = (
     | ChangeMemory
     | UpdateWeights
     | EncodeRows
+    | AlignSound
 )
 
 
@@ -82,13 +84,13 @@ class RankCommands:
         command = CountExperts(next(self._ids), action, folder)
         return (await self._submit(command).counts.wait(command.id))[0]
 
-    async def encode(self, media: MediaValues) -> np.ndarray:
-        """The rows of a file, float32 [rows, width]. Raises InvalidRequest for an input that the encoder does
-        not take."""
-        command = EncodeRows(id=next(self._ids), media=media)
+    async def encode(self, command: EncodeRows | AlignSound) -> np.ndarray:
+        """The rows that answer a command, whose `id` is given here, float32 [rows, width]. Raises
+        InvalidRequest for an input that the model does not take."""
+        command = structs.replace(command, id=next(self._ids))
         reply = (await self._submit(command).encoded.wait(command.id))[0]
-        if reply.error or not reply.num_rows:
-            raise InvalidRequest(f"an input of shape {media.shape} can't be encoded ({reply.error})")
+        if reply.error:
+            raise InvalidRequest(reply.error)
         return reply.rows.reshape(reply.num_rows, -1)
 
     async def place_experts(self, layers: dict[int, Placement]) -> None:

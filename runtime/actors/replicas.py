@@ -18,7 +18,7 @@ from runtime.actors.replica import Replica
 from runtime.errors import RankDied
 from runtime.messages.constraint import Grammar
 from runtime.messages.lora import AdapterSetup, LoadAdapter
-from runtime.messages.media import MediaValues
+from runtime.messages.media import AlignSound, EncodeRows
 from runtime.messages.ranks import LoadProgress
 from runtime.messages.scheduler import ToDetokenizer
 from runtime.metrics import Metrics
@@ -151,10 +151,10 @@ class Replicas:
         """Loads an adapter on all ranks. Raises InvalidRequest, Unavailable."""
         await call_all([partial(replica.commands.load_adapter, load) for replica in self.owners])
 
-    async def encode(self, media: MediaValues) -> np.ndarray:
-        """The rows of a file, of the replicas in turns. See RankCommands.encode."""
+    async def encode(self, command: EncodeRows | AlignSound) -> np.ndarray:
+        """The rows that answer a command, of the replicas in turns. See RankCommands.encode."""
         self._turn += 1
-        return await self.owners[self._turn % len(self.owners)].commands.encode(media)
+        return await self.owners[self._turn % len(self.owners)].commands.encode(command)
 
     async def prepare_grammar(self, grammar: Grammar | None) -> None:
         """Announces a grammar to all ranks (None: any grammar), and returns when they have compiled it."""

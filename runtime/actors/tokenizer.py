@@ -236,11 +236,12 @@ class TokenizerActor:
         request: GenerateRequest,
         seed: int,
         prepared: Sequence[Prepared] = (),
-        media: Sequence[Media] = (),
+        media: list[Media] | None = None,
         keys: Sequence[bytes] = (),
     ) -> Request | RequestError:
         """Prepares a request with the files that its prompt shows: as they were `prepared`, or as they were
-        loaded, with the `keys` to keep them under. An unexpected error fails this request alone."""
+        loaded, which are given up then, with the `keys` to keep them under. An unexpected error fails this
+        request alone."""
         try:
             if self._media is not None and media:
                 prepared = self._media.prepare(media, keys)

@@ -17,6 +17,7 @@ from runtime.admin.open_request_list import describe
 from runtime.admin.profiling import Profiling
 from runtime.admin.scheduler_commands import SchedulerCommands
 from runtime.admin.sessions import Sessions
+from runtime.admin.sounds import Sounds
 from runtime.errors import InvalidRequest, RequestError, StartError
 from runtime.messages.media import MediaSource
 from runtime.messages.ranks import Profile
@@ -60,7 +61,7 @@ class Control:
         self._commands = commands
         self._router = router
         self._text = text
-        self.load_media = text.load
+        self.sounds = Sounds(text, replicas)
         self._metrics = metrics
         self._profiling = Profiling(replicas)
 

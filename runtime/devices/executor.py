@@ -9,7 +9,7 @@ from typing import Protocol
 from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
-from runtime.messages.media import Encode, EncodeRows, RowsEncoded
+from runtime.messages.media import AlignSound, Encode, EncodeRows, RowsEncoded
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, ExpertCounts, Profile, RankReady
 from runtime.messages.steps import GroupSteps, StepPlan, StepResult
@@ -48,9 +48,9 @@ class Executor(Protocol):
         """Launches the encoding of images, of which steps that are launched later take rows."""
         ...
 
-    def encode_rows(self, command: EncodeRows) -> RowsEncoded:
-        """Encodes a file, and waits for its rows. An input that the encoder does not take is an error in the
-        answer."""
+    def encode_rows(self, command: EncodeRows | AlignSound) -> RowsEncoded:
+        """Encodes a file, or aligns a sound with what was said, and waits for the rows. An input that the
+        model does not take is an error in the answer."""
         ...
 
     def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:

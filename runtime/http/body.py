@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import TooLarge
 from runtime.http.body_budget import LEASE, BodyLease
+from runtime.http.cut_body import CutBody
 from runtime.http.json_weight import joined_body
 from runtime.http.request_cycle import EXTENSION, RequestCycle
 
@@ -25,6 +26,11 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     """The whole JSON body, which counts in the request's BodyLease. Raises TooLarge (before reading it, if
     content-length is too large; also for too many values), Unavailable when all bodies together are too
     large, HTTPException 408 for a body that stops coming, and ClientDisconnect."""
+    return (await read_cut_body(scope, receive, max_bytes)).whole
+
+
+async def read_cut_body(scope: Scope, receive: Receive, max_bytes: int) -> CutBody:
+    """The whole JSON body, and how it is without the files in it. Raises what `read_body` raises."""
     return await joined_body(await _read_parts(scope, receive, max_bytes), max_bytes)
 
 

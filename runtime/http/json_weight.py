@@ -11,6 +11,7 @@ from anyio.lowlevel import RunVar
 from anyio.to_thread import run_sync
 
 from runtime.errors import TooLarge
+from runtime.http.cut_body import CutBody, cut, uncut
 
 UNWEIGHED_BYTES = 64 * 1024  # decoded in three milliseconds at most
 BLOCK_BYTES = 64 * 1024  # some of numpy's calls hold the interpreter: for 0.1 ms
@@ -31,21 +32,21 @@ async def check_weight(body: bytes, max_body_bytes: int) -> None:
         check_weight_now(await run_sync(weight_of, body, limiter=_limiter()), max_body_bytes)
 
 
-async def joined_body(parts: list[bytes], max_body_bytes: int) -> bytes:
+async def joined_body(parts: list[bytes], max_body_bytes: int) -> CutBody:
     """The body that came in `parts`, which are given up. Raises TooLarge for one that has more values than
     may be decoded at once. A large body is joined in a worker thread, too: most of its megabytes are memory
     that the system has yet to make."""
     if sum(map(len, parts)) <= UNWEIGHED_BYTES:
-        return b"".join(parts)
+        return uncut(b"".join(parts))
     body, weight = await run_sync(_joined_and_weighed, parts, limiter=_limiter())
     check_weight_now(weight, max_body_bytes)
     return body
 
 
-def _joined_and_weighed(parts: list[bytes]) -> tuple[bytes, int]:
-    body = b"".join(parts)
+def _joined_and_weighed(parts: list[bytes]) -> tuple[CutBody, int]:
+    body = cut(b"".join(parts))
     parts.clear()
-    return body, weight_of(body)
+    return body, weight_of(body.content)  # a string weighs the same, whatever its length
 
 
 def _limiter() -> anyio.CapacityLimiter:

@@ -23,7 +23,8 @@ from starlette.types import ASGIApp
 
 from runtime.errors import RequestError
 from runtime.http import errors
-from runtime.http.body import discard_body, read_body, respond_early
+from runtime.http.body import discard_body, read_body, read_cut_body, respond_early
+from runtime.http.cut_body import attempt
 from runtime.http.fields.headers import read_headers
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Answer
@@ -145,11 +146,15 @@ def json_response(content: object, status: int = 200) -> Response:
 def _answering(service: Service, path: str, serve: Serve, settings: HttpSettings) -> Endpoint:
     async def endpoint(request: Request) -> ASGIApp:
         try:
-            body = await read_body(request.scope, request.receive, settings.max_body_bytes)
+            body = await read_cut_body(request.scope, request.receive, settings.max_body_bytes)
         except RequestError as error:  # not all of it has been read
             return respond_early(errors.error_response(error, errors.path_of(request)))
         own = service_for(service, tenant_in(request.scope))
-        answer, ignored = settings.unknown_fields.attempt(partial(serve, own), body, path)
+        answer, ignored = attempt(
+            body,
+            lambda content: settings.unknown_fields.attempt(partial(serve, own), content, path),
+            lambda taken: isinstance(taken[0], Answer) and taken[0].exchange.take_files(body.texts),
+        )
         if isinstance(answer, Answer):
             answer.exchange.apply_headers(read_headers(request.headers))
             answer.interval = max(settings.stream_interval, answer.interval)

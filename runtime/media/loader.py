@@ -126,6 +126,11 @@ class MediaLoader:
 
     async def _collect(self, source: MediaSource, out: Spool) -> bool:
         """Writes the file to `out`. -> whether it is in base64"""
+        if source.encoded is not None:
+            if source.url:
+                data_of(source.url, source.param)
+            await run_sync(giving_way, write_base64, out, source.encoded, 0)
+            return True
         if source.base64:
             await run_sync(giving_way, write_base64, out, source.base64, 0)
             return True

@@ -20,7 +20,7 @@ class Spool:
         self.num_bytes = 0
         self.fd = os.memfd_create("media", os.MFD_CLOEXEC)
 
-    def write(self, part: bytes) -> None:
+    def write(self, part: bytes | memoryview) -> None:
         """Adds bytes. Raises InvalidRequest when there are too many."""
         self.check(self.num_bytes + len(part))
         view = memoryview(part)
@@ -55,7 +55,7 @@ def too_large(param: str, max_bytes: int) -> InvalidRequest:
     )
 
 
-def write_base64(out: Spool, text: str, start: int) -> None:
+def write_base64(out: Spool, text: str | memoryview, start: int) -> None:
     """Writes the base64 of `text` from `start` on as it is: the decoder reads it. Raises
     InvalidRequest, before anything is written, for a file of too many bytes. For a worker thread."""
     length = len(text) - start
@@ -64,7 +64,8 @@ def write_base64(out: Spool, text: str, start: int) -> None:
     out.max_bytes = length
     try:
         for at in range(start, len(text), PART_CHARS):
-            out.write(text[at : at + PART_CHARS].encode("ascii"))
+            part = text[at : at + PART_CHARS]
+            out.write(part.encode("ascii") if isinstance(part, str) else part)
             give_way()
     except UnicodeEncodeError:
         raise InvalidRequest(f"{out.param} is not base64", param=out.param) from None

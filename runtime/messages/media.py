@@ -15,6 +15,7 @@ class SoundLimits(Struct, frozen=True, kw_only=True):
     rate: int  # samples a second
     max_s: float  # seconds of the longest
     is_cut: bool = False  # longer ones are cut into several requests
+    hop_length: int = 0  # of a model that transcribes: samples from one frame of a spectrogram to the next
 
 
 class TranscriptionFacts(Struct, frozen=True, kw_only=True):
@@ -24,6 +25,19 @@ class TranscriptionFacts(Struct, frozen=True, kw_only=True):
     longest_s: float  # seconds that it takes at once
     suppressed: tuple[int, ...] = ()  # tokens that no text has
     has_languages: bool = True  # it knows more than English
+    alignment: "AlignmentFacts | None" = None  # None: times of words are not known
+
+
+class AlignmentFacts(Struct, frozen=True):
+    """How times of words are found."""
+
+    heads: tuple[tuple[int, int], ...]  # layer and head, of the decoder's heads that follow the sound
+    filter_width: int  # positions of a median filter, odd
+    samples: int  # of a position of the sound's encoding, at the model's rate
+
+    def num_positions(self, num_samples: int) -> int:
+        """Positions of a sound, without the silence behind it."""
+        return max(-(-2 * num_samples // self.samples) // 2, 1)
 
 
 class MediaSource(Struct, frozen=True, kw_only=True):
@@ -34,6 +48,8 @@ class MediaSource(Struct, frozen=True, kw_only=True):
     url: str = ""  # data:, http:, https: or file:; "": `base64` or `data` is the file
     data: bytes = b""
     base64: str = ""  # the file in base64, as a client sent it; "": `url` or `data` names it
+    # the file in base64, as a part of the request's body; `url` is the head of a data: URL then, or ""
+    encoded: memoryview | None = None
     decoded: "Media | None" = None  # in place of all of these
     has_sound: bool = False  # VIDEO: its sound is wanted, too
 
@@ -142,12 +158,26 @@ class EncodeRows(Struct, frozen=True, kw_only=True, array_like=True, tag="encode
 
 
 class RowsEncoded(Struct, frozen=True, kw_only=True, array_like=True, tag="rows_encoded"):
-    """The answer to EncodeRows."""
+    """The answer to EncodeRows, and to AlignSound: a row for each token behind the prompt, which says how well
+    it goes with each position of the sound."""
 
     id: int
     rows: np.ndarray  # float32, flat; empty after an error
     num_rows: int = 0
-    error: str = ""  # why there are none; empty: there are
+    error: str = ""  # why there are none, as a sentence; empty: there are
+
+
+class AlignSound(Struct, frozen=True, kw_only=True, array_like=True, tag="align_sound"):
+    """Find which part of a sound each token of its transcription goes with. RowsEncoded answers it, from the
+    rank that reports."""
+
+    id: int
+    media: MediaValues
+    token_ids: np.ndarray  # int32 [T]: what the decoder is given
+    num_given: int  # tokens of these that are the prompt
+    num_positions: int  # of the encoding that the sound has, without the silence behind it
+    heads: list[tuple[int, int]]  # layer and head, of the heads that follow the sound
+    filter_width: int  # positions of the median filter, odd
 
 
 class MediaRows(Struct, frozen=True, array_like=True):

@@ -11,7 +11,7 @@ from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.diagnosis import NOTHING, Diagnosis
 from runtime.messages.experts import ExpertPlaces, ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, AdapterSetup, LoadAdapter
-from runtime.messages.media import Encode, EncodeRows, RowsEncoded
+from runtime.messages.media import AlignSound, Encode, EncodeRows, RowsEncoded
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, WeightOffload
 from runtime.messages.multiplexing import Multiplexing
 from runtime.messages.prompt_split import PromptSplit
@@ -259,6 +259,7 @@ RankCommand = (
     | GroupSteps
     | Encode
     | EncodeRows
+    | AlignSound
     | Capture
     | Profile
     | PrepareGrammar

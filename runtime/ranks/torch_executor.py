@@ -14,10 +14,11 @@ from runtime.devices.profiles import Recording
 from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
-from runtime.messages.media import Encode, EncodeRows, RowsEncoded
+from runtime.messages.media import AlignSound, Encode, EncodeRows, RowsEncoded
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, Profile
 from runtime.messages.steps import GroupSteps, StepPlan
+from runtime.ranks.align import align
 from runtime.ranks.encode_clock import EncodeClock
 from runtime.ranks.encoded_media import encoder_of
 from runtime.ranks.expert_placer import ExpertPlacer
@@ -110,8 +111,10 @@ class TorchExecutor:
             with self.encode_clock.running():
                 media.encode(command, encoder)
 
-    def encode_rows(self, command: EncodeRows) -> RowsEncoded:
+    def encode_rows(self, command: EncodeRows | AlignSound) -> RowsEncoded:
         """See Executor.encode_rows."""
+        if isinstance(command, AlignSound):
+            return align(self.runner.device, self.runner.model, command)
         encoder = encoder_of(self.runner.model)
         assert encoder is not None, "an encoder server has an encoder"
         media = command.media
@@ -120,7 +123,8 @@ class TorchExecutor:
                 rows = encoder.encode([media])[0].float().cpu()
         except (RuntimeError, ValueError, IndexError) as error:  # of an input of another shape
             log.get("ranks").warning("an input could not be encoded", shape=media.shape, exc_info=True)
-            return RowsEncoded(id=command.id, rows=NO_ROWS, error=type(error).__name__)
+            fault = f"an input of shape {media.shape} can't be encoded ({type(error).__name__})"
+            return RowsEncoded(id=command.id, rows=NO_ROWS, error=fault)
         return RowsEncoded(id=command.id, rows=rows.numpy().ravel(), num_rows=len(rows))
 
     def capture(self, size: int, unit: CaptureUnit = "sequences") -> Captured:

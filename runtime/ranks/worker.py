@@ -39,7 +39,7 @@ from runtime.freed_memory import return_freed_memory
 from runtime.messages.codec import Wire
 from runtime.messages.experts import ExpertsPlaced, MoveExperts, ReadExperts
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
-from runtime.messages.media import Encode, EncodeRows
+from runtime.messages.media import AlignSound, Encode, EncodeRows
 from runtime.messages.memory import ChangeMemory, UpdateWeights
 from runtime.messages.ranks import (
     Capture,
@@ -190,7 +190,7 @@ class RankWorker:
                 self._last_step = command.step
             case Encode():
                 executor.encode(command)
-            case EncodeRows():
+            case EncodeRows() | AlignSound():
                 encoded = executor.encode_rows(command)
                 if self._reports:
                     self._send(encoded)

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from runtime.errors import ModelError
-from runtime.messages.media import MediaKind, TranscriptionFacts
-from runtime.models.config.audio_config import QwenAudioEncoder
+from runtime.messages.media import AlignmentFacts, MediaKind, TranscriptionFacts
+from runtime.models.config.audio_config import STRIDE, QwenAudioEncoder
 from runtime.models.config.dual_config import DualImages
 from runtime.models.config.gemma_vision_config import Gemma3Encoder
 from runtime.models.config.image_config import read_image_config
@@ -26,7 +26,7 @@ from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.row_image_config import read_marks, read_row_images
 from runtime.models.config.tile_image_config import read_internvl_tiles
 from runtime.models.config.transformers_media import TransformersEncoder
-from runtime.models.config.whisper_config import WhisperEncoder, read_whisper_generation
+from runtime.models.config.whisper_config import WhisperEncoder, read_filter_width, read_whisper_generation
 from runtime.text.marker_tokens import marker_id
 from runtime.text.media_prompts import MediaProcessor
 from runtime.text.prefix_processor import open_transformers_media
@@ -123,11 +123,15 @@ def open_transcription(folder: Path, processor: MediaProcessor | None) -> Transc
     if sounds is None or not sounds.is_cut:
         return None
     generation = read_whisper_generation(folder)
+    heads = generation.alignment_heads
     return TranscriptionFacts(
         rate=sounds.rate,
         longest_s=sounds.max_s,
         suppressed=tuple([id for id in generation.suppress_tokens or () if id >= 0]),
         has_languages=generation.is_multilingual,
+        alignment=AlignmentFacts(tuple(heads), read_filter_width(folder, heads), STRIDE * sounds.hop_length)
+        if heads
+        else None,
     )
 
 

@@ -59,7 +59,9 @@ class PreparedFiles(Generic[T]):
 
 def are_inline(sources: Sequence[MediaSource]) -> bool:
     """Whether the files themselves are in a request: in base64, or as data URLs."""
-    return bool(sources) and all(one.base64 or one.url[:5].lower() == "data:" for one in sources)
+    return bool(sources) and all(
+        one.encoded is not None or one.base64 or one.url[:5].lower() == "data:" for one in sources
+    )
 
 
 def keys_of(sources: Sequence[MediaSource], realm: str) -> list[bytes]:
@@ -73,6 +75,10 @@ def keys_of(sources: Sequence[MediaSource], realm: str) -> list[bytes]:
         text = one.base64 or one.url
         for at in range(0, len(text), PART_CHARS):
             key.update(text[at : at + PART_CHARS].encode("utf-8", "surrogatepass"))
+            give_way()
+        for at in range(0, 0 if one.encoded is None else len(one.encoded), PART_CHARS):
+            assert one.encoded is not None
+            key.update(one.encoded[at : at + PART_CHARS])
             give_way()
         keys.append(key.digest())
         indices[one.kind] += 1

@@ -54,7 +54,12 @@ class WholeSoundProcessor:
 
     def __init__(self, encoder: WhisperEncoder, config: MelConfig) -> None:
         self.placeholder_ids = {MediaKind.AUDIO: encoder.placeholder_id}
-        self.sounds = SoundLimits(rate=config.sampling_rate, max_s=float(config.chunk_length), is_cut=True)
+        self.sounds = SoundLimits(
+            rate=config.sampling_rate,
+            max_s=float(config.chunk_length),
+            is_cut=True,
+            hop_length=config.hop_length,
+        )
         self._kinds = encoder.kinds
         self._config = config
 

@@ -1,5 +1,6 @@
 """A server's part in encoder disaggregation, put together from the options."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
@@ -9,23 +10,25 @@ from msgspec import to_builtins
 
 from runtime import log
 from runtime.errors import ModelError, Unavailable
-from runtime.messages.media import MediaValues
+from runtime.messages.media import EncodeRows, MediaValues
 from runtime.models.config.media_config import MediaConfig
 from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.storage.identity import identity, weight_samples
-from runtime.transfer.encoder_service import Encode, EncoderService
+from runtime.transfer.encoder_service import EncoderService
 from runtime.transfer.encoders import Encoders, parse_address
 from runtime.transfer.key import link_key, read_key
 
 RECOVERY_S = 60.0  # for which an input waits for ranks that are started again
 AGAIN_S = 0.05  # between two tries
 
+EncodeOnRanks = Callable[[EncodeRows], Awaitable[np.ndarray]]
+
 
 class EncoderServer:
     """What a server with --encoder-only listens on."""
 
-    def __init__(self, plan: Plan, model: ModelConfig, encode: Encode) -> None:
+    def __init__(self, plan: Plan, model: ModelConfig, encode: EncodeOnRanks) -> None:
         """`encode`: on the ranks; raises Unavailable while they take no commands. Raises StartError."""
         self.port = 0  # from `start` on
         self._address = plan.http.host, plan.disaggregation.disaggregation_bootstrap_port
@@ -43,7 +46,7 @@ class EncoderServer:
         with anyio.move_on_after(RECOVERY_S):
             while True:
                 try:
-                    return await self._encode(media)
+                    return await self._encode(EncodeRows(id=0, media=media))
                 except Unavailable:
                     await anyio.sleep(AGAIN_S)
         raise Unavailable(f"the ranks took nothing for {RECOVERY_S:g} s")

@@ -79,7 +79,7 @@ class FakeControls(WithHalves):
     calls: list[Any] = field(default_factory=list)
     tenants: list[Tenant] = field(default_factory=list)  # of the calls that take one
     busy: RequestError | None = None  # raised by everything
-    load_media: Any = None  # this model takes no files
+    sounds: Any = None  # this model takes no files
 
     def tokenizer_info(self) -> TokenizerInfo:
         return TokenizerInfo({"eos_token": "<end>", "other_token": "x"}, "{{ messages }}")

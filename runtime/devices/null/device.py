@@ -32,7 +32,7 @@ from runtime.errors import StartError
 from runtime.messages.constraint import Grammar
 from runtime.messages.experts import ReadExperts
 from runtime.messages.lora import LoadAdapter
-from runtime.messages.media import Encode, EncodeRows, RowsEncoded
+from runtime.messages.media import AlignSound, Encode, EncodeRows, RowsEncoded
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights
 from runtime.messages.ranks import (
     Captured,
@@ -150,7 +150,7 @@ class NullExecutor:
     def encode(self, command: Encode) -> None:
         """Encodes nothing."""
 
-    def encode_rows(self, command: EncodeRows) -> RowsEncoded:
+    def encode_rows(self, command: EncodeRows | AlignSound) -> RowsEncoded:
         """Encodes nothing."""
         rows = np.empty(0, np.float32)
         return RowsEncoded(id=command.id, rows=rows, error="the null device encodes nothing")

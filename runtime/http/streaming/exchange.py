@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from runtime.actors.channels import Signal
 from runtime.errors import Overloaded, RequestError
+from runtime.http.cut_body import put_back
 from runtime.http.errors import renamed
 from runtime.http.fields.headers import RequestHeaders
 from runtime.http.request_cycle import EXTENSION, RequestCycle
@@ -68,6 +69,14 @@ class Exchange:
             if request.transfer is not None and request.transfer.bearer is not None:
                 transfer = structs.replace(request.transfer, bearer=headers.bearer)
                 self.requests[number] = structs.replace(request, transfer=transfer)
+
+    def take_files(self, texts: Mapping[str, memoryview]) -> bool:
+        """Gives the requests the files that marks in their body stand for; False: some stand for something
+        else. To be called before `submit`."""
+        if (found := put_back(self.requests, texts)) is None:
+            return False
+        self.requests = found
+        return True
 
     def submit(self, take: Take) -> None:
         """Submits the requests; `take` gets each delta. Raises what the service raises; none of the requests

@@ -1,9 +1,10 @@
 """config.json of Whisper (Radford et al., 2022): its decoder, and its encoder of sounds. Torch-free."""
 
 from pathlib import Path
+from typing import Annotated as A
 from typing import ClassVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
 from runtime.json_value import Fields
@@ -61,6 +62,14 @@ class HfWhisperGeneration(Struct, frozen=True):
 
     suppress_tokens: list[int] | None = None  # that no text has
     is_multilingual: bool = True
+    # layer and head, of the decoder's heads that follow the sound as it is spoken
+    alignment_heads: list[tuple[int, int]] | None = None
+
+
+class HfWhisperAlignment(HfWhisper, frozen=True):
+    """What times of words need of Whisper's config.json."""
+
+    median_filter_width: A[int, Meta(ge=1, le=99)] = 7
 
 
 class WhisperEncoder(Struct, frozen=True, kw_only=True):
@@ -134,6 +143,25 @@ def read_whisper_generation(folder: Path) -> HfWhisperGeneration:
     if not path.is_file():
         return HfWhisperGeneration()
     return decode(read_regular(path), HfWhisperGeneration, path.name)
+
+
+def read_filter_width(folder: Path, heads: list[tuple[int, int]]) -> int:
+    """Positions of the median filter that times of words need. Raises ModelError for `heads`, a layer and a
+    head of it each, that the decoder does not have."""
+    hf = decode(read_regular(folder / "config.json"), HfWhisperAlignment, "config.json")
+    for layer, head in heads:
+        if not (0 <= layer < hf.decoder_layers and 0 <= head < hf.decoder_attention_heads):
+            raise ModelError(
+                f"generation_config.json: alignment_heads has [{layer}, {head}], but the decoder has "
+                f"{hf.decoder_layers} layers of {hf.decoder_attention_heads} heads; restore the file from "
+                "the model's source"
+            )
+    if hf.median_filter_width % 2 == 0:
+        raise ModelError(
+            f"config.json: median_filter_width {hf.median_filter_width} is even, and must be odd; restore "
+            "the file from the model's source"
+        )
+    return hf.median_filter_width
 
 
 def whisper_keys(raw: Fields) -> Fields:

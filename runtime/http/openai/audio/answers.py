@@ -5,13 +5,14 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import anyio
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from runtime.errors import RequestError
 from runtime.http.errors import error_object
 from runtime.http.openai.audio.segments import Segment, Window, segments, srt, vtt
+from runtime.http.openai.audio.words import Word
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.exchange import Answer
@@ -40,7 +41,8 @@ class VerboseTranscription(Struct, frozen=True, kw_only=True):
     language: str
     duration: float
     text: str
-    segments: list[Segment]
+    segments: list[Segment] | UnsetType = UNSET  # unless words alone were asked for
+    words: list[Word] | UnsetType = UNSET  # where they were asked for
     usage: DurationUsage
 
 
@@ -155,26 +157,30 @@ TYPES: dict[PlainFormat, str] = {"text": "text/plain", "srt": "text/plain", "vtt
 def plain_text(kind: PlainFormat, answer: object) -> str:
     """An answer as text, or as subtitles."""
     if isinstance(answer, VerboseTranscription):
+        assert answer.segments is not UNSET, "subtitles are asked for without words"
         return srt(answer.segments) if kind == "srt" else vtt(answer.segments)
     assert isinstance(answer, Transcription)
     return f"{answer.text}\n"
 
 
-class PlainAnswer:
-    """ASGI application that sends an answer as plain text."""
+Respond = Callable[[object], Awaitable[Response]]  # from a whole answer; raises RequestError
 
-    def __init__(self, answer: Answer, kind: PlainFormat) -> None:
-        self._answer, self._kind = answer, kind
+
+class WholeAnswer:
+    """ASGI application that sends what `respond` makes of an answer when that is complete."""
+
+    def __init__(self, answer: Answer, respond: Respond) -> None:
+        self._answer, self._respond = answer, respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Ends when the client leaves. Raises RequestError."""
-        found: list[object] = []
+        found: list[Response] = []
         failed: list[RequestError] = []
         async with anyio.create_task_group() as tasks:
 
             async def complete() -> None:
                 try:
-                    found.append(await self._answer.complete())
+                    found.append(await self._respond(await self._answer.complete()))
                 except RequestError as error:
                     failed.append(error)
                 tasks.cancel_scope.cancel()
@@ -184,8 +190,16 @@ class PlainAnswer:
         if failed:
             raise failed[0]
         if found:
-            kind = TYPES[self._kind]
-            await Response(plain_text(self._kind, found[0]), media_type=kind)(scope, receive, send)
+            await found[0](scope, receive, send)
+
+
+def plain(kind: PlainFormat) -> Respond:
+    """Answers as plain text."""
+
+    async def respond(answer: object) -> Response:
+        return Response(plain_text(kind, answer), media_type=TYPES[kind])
+
+    return respond
 
 
 async def _until_disconnect(receive: Receive, leave: Callable[[], None | Awaitable[None]]) -> None:

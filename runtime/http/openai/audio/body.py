@@ -40,6 +40,16 @@ class AudioBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Whether the answer tells when something is said."""
         return self.response_format in TIMED
 
+    @property
+    def times_words(self) -> bool:
+        """Whether the answer tells when each word is said."""
+        return "word" in self.timestamp_granularities
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether a verbose answer has segments: also where nothing is said of them."""
+        return not self.times_words or "segment" in self.timestamp_granularities
+
     def params(self, suppressed: tuple[int, ...]) -> SamplingParams:
         """Sampling parameters. `suppressed`: tokens that do not occur in the answer."""
         return SamplingParams(
@@ -61,11 +71,6 @@ def read_fields(form: Form) -> AudioBody:
         body = msgspec.convert(form.fields, AudioBody, strict=False)
     except msgspec.ValidationError as error:
         raise invalid(error, known=AudioBody.__struct_fields__) from None
-    if "word" in body.timestamp_granularities:
-        raise InvalidRequest(
-            "timestamp_granularities: times of words are not given here; take segment",
-            param="timestamp_granularities",
-        )
     if body.timestamp_granularities and body.response_format != "verbose_json":
         raise InvalidRequest(
             "timestamp_granularities goes with the response_format verbose_json; add that, or leave it out",

@@ -25,17 +25,19 @@ from runtime.http.fields.model import check_model
 from runtime.http.fields.request_id import request_ids
 from runtime.http.openai.audio.answers import (
     AudioAnswerFormat,
-    PlainAnswer,
     SoundFacts,
     TextDelta,
     TextDone,
     Transcription,
     VerboseTranscription,
+    WholeAnswer,
+    plain,
 )
 from runtime.http.openai.audio.body import AudioBody, read_fields
 from runtime.http.openai.audio.form import Form, read_form
 from runtime.http.openai.audio.marks import Marks, language_id, previous_ids, read_marks
 from runtime.http.openai.audio.windows import windows
+from runtime.http.openai.audio.word_times import WordTimes
 from runtime.http.openai.files import new_id
 from runtime.http.operation import Operation
 from runtime.http.settings import HttpSettings
@@ -81,10 +83,16 @@ async def transcribe(
     if facts is None:
         raise InvalidRequest("this model transcribes nothing; serve a Whisper model", param="model")
     check_model(service.card, body.model)
+    if body.times_words and facts.alignment is None:
+        raise InvalidRequest(
+            "timestamp_granularities: the generation_config.json of this model has no alignment_heads, so "
+            "times of words are not known; take segment",
+            param="timestamp_granularities",
+        )
     if task == "translate" and not facts.has_languages:
         raise InvalidRequest("this model knows English alone; take transcriptions", param="model")
     source = MediaSource(kind=MediaKind.AUDIO, param="file", data=form.file)
-    (sound,) = await service.control.load_media([source])
+    (sound,) = await service.control.sounds.load([source])
     cuts = await run_sync(giving_way, windows, sound.values, facts.rate, facts.longest_s)
     job = Job(
         facts=facts,
@@ -98,6 +106,7 @@ async def transcribe(
     )
     language = await language_of(service, job)
     prompt = await decoder_prompt(service, job, language)
+    name = service.decode([language]).strip("<|>") if language is not None else "en"
     marks = job.marks
     suppressed = (*facts.suppressed, *((marks.plain,) if body.is_timed else ()))
     params = body.params(tuple(dict.fromkeys(suppressed)))
@@ -109,7 +118,7 @@ async def transcribe(
             service,
             SoundFacts(
                 task=task,
-                language=service.decode([language]).strip("<|>") if language is not None else "en",
+                language=name,
                 temperature=body.temperature,
                 windows_s=job.windows_s,
                 first_timestamp=marks.first_timestamp,
@@ -122,9 +131,30 @@ async def transcribe(
     )
     answer.exchange.apply_headers(headers)
     kind = body.response_format
+    if body.times_words:
+        answer.is_large = False  # its tokens are looked at
+        return WholeAnswer(answer, word_times(service, job, prompt, name, answer.outputs).respond)
     if body.stream or kind == "json" or kind == "verbose_json":
         return answer
-    return PlainAnswer(answer, kind)
+    return WholeAnswer(answer, plain(kind))
+
+
+def word_times(
+    service: Service, job: Job, prompt: list[int], language: str, outputs: list[Output]
+) -> WordTimes:
+    """What finds the times of words in `outputs`, one for each part of the sound."""
+    assert job.facts.alignment is not None, "others are refused"
+    return WordTimes(
+        service=service,
+        facts=job.facts.alignment,
+        rate=job.facts.rate,
+        prompt=prompt,
+        language=language,
+        parts=job.parts,
+        windows_s=job.windows_s,
+        outputs=outputs,
+        has_segments=job.body.has_segments,
+    )
 
 
 def part_of(sound: Media, begin: int, end: int) -> Media:

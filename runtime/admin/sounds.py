@@ -1,0 +1,44 @@
+"""Sounds of transcriptions: loaded, and brought in line with what was said of them."""
+
+from functools import partial
+
+import numpy as np
+from anyio.to_thread import run_sync
+
+from runtime.actors.replicas import Replicas
+from runtime.actors.text_pipeline import TextPipeline
+from runtime.gil import giving_way
+from runtime.messages.media import AlignmentFacts, AlignSound, Media, MediaValues
+
+
+class Sounds:
+    """The SoundControls protocol (service.py)."""
+
+    def __init__(self, text: TextPipeline, replicas: Replicas) -> None:
+        self._text, self._replicas = text, replicas
+        self.load = text.load
+
+    async def align(
+        self, sound: Media, token_ids: list[int], num_given: int, facts: AlignmentFacts
+    ) -> np.ndarray:
+        """See SoundControls.align. The sound is prepared and encoded once more."""
+        assert self._text.media is not None, "a model that transcribes takes sounds"
+        num_positions = facts.num_positions(len(sound.values))
+        (prepared,) = await run_sync(giving_way, partial(self._text.media.prepare, [sound]))
+        media = MediaValues(
+            id=0,
+            values=prepared.values.ravel(),
+            shape=prepared.values.shape,
+            grid=prepared.grid,
+            num_rows=len(prepared.positions),
+        )
+        command = AlignSound(
+            id=0,  # given where it is sent
+            media=media,
+            token_ids=np.array(token_ids, np.int32),
+            num_given=num_given,
+            num_positions=num_positions,
+            heads=list(facts.heads),
+            filter_width=facts.filter_width,
+        )
+        return await self._replicas.encode(command)
