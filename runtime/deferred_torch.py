@@ -1,14 +1,15 @@
 """Imports torch without the parts that only exporting, compiling and training use; they are imported when
 something asks for an attribute of them.
 
-`import torch` imports all of torch. A third of its time, and 25 MB that no other process shares, go to modules
-that serving never calls: definitions of operators for tensors without data (the device "meta"), export,
-quantization-aware training, data loaders. Each of them becomes a module of importlib.util.LazyLoader, so code
-that uses one by its name finds it.
+`import torch` imports all of torch. A third of its time and 25 MB of memory go to modules that serving never
+calls: definitions of operators for tensors without data (the device "meta"), export, quantization-aware
+training, data loaders. Each of them becomes a module of importlib.util.LazyLoader, so code that uses one by
+its name finds it.
 
-Two things that torch does depend on a part without naming it, and fail loudly while it is deferred:
+Two things in torch depend on a part without naming it, and fail loudly while it is deferred:
 `torch.Generator()`, and operators on tensors of the device "meta" whose definition is written in Python. Who
-needs them calls `load_deferred` first. Views, copies and new tensors of that device need nothing.
+needs them calls `load_deferred` first. Views, copies and new tensors of that device need nothing. What depends
+on what is another answer in each version of torch, so only versions of TRIED are imported this way.
 """
 
 import sys
@@ -17,9 +18,12 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import LazyLoader
 from threading import Lock
 from types import ModuleType
+
+TRIED = ("2.13",)  # versions with which tests have passed
 
 # what `import torch` imports for its side effects, or to have it as an attribute
 DEFERRED = (
@@ -55,7 +59,11 @@ class _Deferring(MetaPathFinder):
 
 @contextmanager
 def deferring_torch() -> Iterator[None]:
-    """Defers the modules of DEFERRED that are imported meanwhile for the first time."""
+    """Defers the modules of DEFERRED that are imported meanwhile for the first time, if torch is of a version
+    that was tried with it."""
+    if not _is_tried():
+        yield
+        return
     finder = _Deferring()
     sys.meta_path.insert(0, finder)
     try:
@@ -74,6 +82,13 @@ def load_deferred() -> None:
     with _loading:
         for name in deferred():
             vars(import_module(name))
+
+
+def _is_tried() -> bool:
+    try:
+        return ".".join(version("torch").split(".")[:2]) in TRIED  # of 2.13.0+cpu
+    except PackageNotFoundError:
+        return False
 
 
 def _is_deferred(module: ModuleType | None) -> bool:
