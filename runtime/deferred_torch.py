@@ -8,8 +8,8 @@ its name finds it.
 
 Two things in torch depend on a part without naming it, and fail loudly while it is deferred:
 `torch.Generator()`, and operators on tensors of the device "meta" whose definition is written in Python. Who
-needs them calls `load_deferred` first. Views, copies and new tensors of that device need nothing. What depends
-on what is another answer in each version of torch, so only versions of TRIED are imported this way.
+needs them calls `load_deferred` first. Views, copies and new tensors of that device need nothing. All this
+changes with versions of torch, so only those of TRIED are imported this way.
 """
 
 import sys
