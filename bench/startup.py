@@ -133,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     count = parser.parse_args().runs
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has the compiled form of its modules
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # modules of an installed package are compiled
     runs = [command_line() | one() for _ in range(count)]
     results: dict[str, Any] = {name: percentiles([run[name] for run in runs], 4) for name in runs[0]}
     print(json.dumps(results, indent=2))

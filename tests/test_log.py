@@ -112,8 +112,8 @@ def test_the_applications_logging_is_its_own() -> None:
 def test_a_process_of_our_own_has_no_use_for_rich() -> None:
     """And hides it from nobody else."""
     script = (
-        "import sys; from runtime import log; log.import_structlog(); log.setup(); log.get('x').info('ready'); "
-        "print('rich' in sys.modules); import rich; print(rich.__name__)"
+        "import sys; from runtime import log; log.import_structlog(); log.setup(); "
+        "log.get('x').info('ready'); print('rich' in sys.modules); import rich; print(rich.__name__)"
     )
     pytest.importorskip("rich")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

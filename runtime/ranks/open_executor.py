@@ -85,9 +85,10 @@ def import_device(name: str) -> None:
     a running rank need not look at them either. Parts of torch that a rank on the CPU never uses are deferred.
     """
     was_enabled = gc.isenabled()
+    importing = deferring_torch() if name in DEFERS_TORCH else nullcontext()
     gc.disable()
     try:
-        with reading_no_sources(), deferring_torch() if name in DEFERS_TORCH else nullcontext():
+        with reading_no_sources(), importing:
             module = _import_device(name)
             if hasattr(module, "open_device"):
                 for needed in USED_BY_STARTS:
