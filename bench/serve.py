@@ -1,12 +1,19 @@
 """Starts `runtime serve` for a bench and stops it again."""
 
 import http.client
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from socket import socket
+
+
+def environment() -> dict[str, str]:
+    """That of a server: this process's, in which Python keeps the compiled form of modules, as installing a
+    package does."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def free_port() -> int:
@@ -33,7 +40,8 @@ def server(*options: str, command: str = "serve") -> Iterator[tuple[int, int, fl
     seconds until it was ready."""
     port = free_port()
     begin = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "runtime", command, "--port", str(port), *options])
+    words = [sys.executable, "-m", "runtime", command, "--port", str(port), *options]
+    process = subprocess.Popen(words, env=environment())
     try:
         while True:
             if process.poll() is not None:

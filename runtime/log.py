@@ -6,7 +6,8 @@ uses the library.
     with phase("weights"): ...          one line at the end, with its time
 
 The chain of processors is our own: structlog's defaults and the root logger of `logging` belong to the
-application.
+application. It is imported with the first logger, so that a process of our own may do so its way before
+(`import_structlog`).
 """
 
 import logging
@@ -15,10 +16,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from importlib import import_module
+from typing import TYPE_CHECKING, TextIO
 
-import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+if TYPE_CHECKING:
+    import structlog
+    from structlog.typing import EventDict, Processor, WrappedLogger
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exception": 40, "critical": 50}
 SILENT = 100
@@ -31,7 +34,7 @@ class Output:
     def __init__(self) -> None:
         self.level = SILENT
         self.stream: TextIO | None = None
-        self.renderers: tuple[Processor, ...] = ()
+        self.renderers: tuple["Processor", ...] = ()
         self.over = ""  # the line on the terminal that the next one is written over
         self.is_terminal = False
 
@@ -112,8 +115,23 @@ def overwrite(text: str) -> None:
     _output.overwrite(text[: shutil.get_terminal_size().columns - 1])
 
 
-def get(name: str) -> structlog.BoundLogger:
+def import_structlog() -> None:
+    """Imports structlog without `rich`, which it takes where it is installed, for traces of errors in a form
+    that is not ours: a third of the modules that it brings. For a process of our own: an application's
+    structlog keeps what it has."""
+    if "structlog" in sys.modules or "rich" in sys.modules:
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment]  # `import rich` raises ModuleNotFoundError
+    try:
+        import_module("structlog")
+    finally:
+        del sys.modules["rich"]
+
+
+def get(name: str) -> "structlog.BoundLogger":
     """A structlog logger whose lines carry `part=name`."""
+    import structlog
+
     return structlog.wrap_logger(
         _output,
         processors=[_drop_below, structlog.processors.add_log_level, _render],
@@ -130,7 +148,9 @@ def phase(name: str, **facts: object) -> Iterator[None]:
     get("start").info(name, seconds=round(time.monotonic() - begin, 3), **facts)
 
 
-def _json() -> tuple[Processor, ...]:
+def _json() -> tuple["Processor", ...]:
+    import structlog
+
     return (
         structlog.processors.TimeStamper(fmt="iso"),
         structlog.processors.format_exc_info,
@@ -138,7 +158,9 @@ def _json() -> tuple[Processor, ...]:
     )
 
 
-def _text(colors: bool) -> tuple[Processor, ...]:
+def _text(colors: bool) -> tuple["Processor", ...]:
+    import structlog
+
     return (
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
         _printable,
@@ -148,7 +170,7 @@ def _text(colors: bool) -> tuple[Processor, ...]:
     )
 
 
-def _printable(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+def _printable(logger: "WrappedLogger", method: str, event: "EventDict") -> "EventDict":
     """Control characters are written as escapes: a client's text makes no lines and moves no cursor."""
     for name, value in event.items():
         if isinstance(value, str) and not value.isprintable():
@@ -156,15 +178,17 @@ def _printable(logger: WrappedLogger, method: str, event: EventDict) -> EventDic
     return event
 
 
-def _drop_below(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+def _drop_below(logger: "WrappedLogger", method: str, event: "EventDict") -> "EventDict":
     if LEVELS[method] < _output.level:
+        import structlog
+
         raise structlog.DropEvent
     if method == "exception":
         event.setdefault("exc_info", True)
     return event
 
 
-def _render(logger: WrappedLogger, method: str, event: EventDict) -> object:
+def _render(logger: "WrappedLogger", method: str, event: "EventDict") -> object:
     """The chain that `setup` chose last, so that loggers made before it follow."""
     out = event
     for renderer in _output.renderers:

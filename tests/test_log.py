@@ -4,6 +4,8 @@ touched."""
 import io
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -105,3 +107,14 @@ def test_the_applications_logging_is_its_own() -> None:
     log.setup("debug", "json", io.StringIO())
     log.get("x").info("line")
     assert (list(logging.getLogger().handlers), structlog.is_configured()) == before
+
+
+def test_a_process_of_our_own_has_no_use_for_rich() -> None:
+    """And hides it from nobody else."""
+    script = (
+        "import sys; from runtime import log; log.import_structlog(); log.setup(); "
+        "log.get('x').info('ready'); print('rich' in sys.modules); import rich; print(rich.__name__)"
+    )
+    pytest.importorskip("rich")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "rich"] and "ready" in done.stderr

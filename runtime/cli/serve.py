@@ -36,6 +36,7 @@ def _serve(parsed: "ParsedOptions", early: EarlyProcess | None) -> int:
     from runtime.actors.early_ranks import open_early
     from runtime.options.resolve import plan_for
 
+    log.import_structlog()
     log.setup(parsed.options.logs.log_level, parsed.options.logs.log_format)
     plan = plan_for(parsed)
 

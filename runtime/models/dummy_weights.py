@@ -7,6 +7,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from runtime.deferred_torch import load_deferred
 from runtime.devices.progress import Gauge, Progress
 from runtime.layers.weight import Index, SourceTensor, Weight
 from runtime.models.config.weight_files import stored_bytes
@@ -21,6 +22,7 @@ def fill_with_random(targets: dict[tuple[str, str], Weight], seed: int, progress
     """Fills all parts of weights, by (weight name, part name), with uniform numbers in ±0.05; norm weights
     are 1. The numbers of a tensor follow from `seed` and its name, so that any split over ranks gives the
     same model."""
+    load_deferred()  # torch.Generator
     sources = [weight.sources[part] for (_, part), weight in targets.items()]
     gauge = Gauge(progress, "weights", sum(stored_bytes(one.shape, one.dtypes[0]) for one in sources))
     for (name, part), weight in targets.items():

@@ -14,6 +14,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from runtime.deferred_torch import load_deferred
 from runtime.devices.base import Device, ForwardBatch
 from runtime.errors import ModelError
 from runtime.layers.attention.paged import Attention, MlaAttention
@@ -185,6 +186,7 @@ class TransformersModel(Layer):
 def build(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model on the meta device. Raises ModelError where transformers does not make it of config.json."""
     assert config.transformers_json is not None
+    load_deferred()  # operators on tensors without data
     fields = dict(config.transformers_json)
     model_class: type[PreTrainedModel] = getattr(transformers, config.architecture)
     if model_class._is_stateful:

@@ -9,11 +9,12 @@ import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Protocol, cast
 
+from runtime.deferred_torch import deferring_torch
 from runtime.devices.executor import Executor
 from runtime.devices.facts import DeviceFacts
 from runtime.devices.progress import Progress
@@ -32,6 +33,8 @@ DEVICES = {
     "null": "runtime.devices.null.device",
 }
 
+# devices whose ranks have no use for the deferred parts: others compile kernels with them
+DEFERS_TORCH = ("cpu",)
 
 # modules that the ranks of every torch device use, with what these import; most families are kinds of Llama
 USED_BY_STARTS = ("runtime.ranks.torch_executor", "runtime.models.llama")
@@ -79,12 +82,13 @@ def import_device(name: str) -> None:
     device. Raises StartError if there is no such device.
 
     Modules are no garbage: looking for some takes a fifth of the time to import torch, and the collections of
-    a running rank need not look at them either.
+    a running rank need not look at them either. Parts of torch that a rank on the CPU never uses are deferred.
     """
     was_enabled = gc.isenabled()
+    importing = deferring_torch() if name in DEFERS_TORCH else nullcontext()
     gc.disable()
     try:
-        with reading_no_sources():
+        with reading_no_sources(), importing:
             module = _import_device(name)
             if hasattr(module, "open_device"):
                 for needed in USED_BY_STARTS:

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from torch.profiler import ProfilerActivity, profile, supported_activities
+import torch
 
 from runtime.messages.ranks import Profile
 
-ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
+ACTIVITIES = {"CPU": "CPU", "GPU": "CUDA"}  # of requests -> members of torch.profiler.ProfilerActivity
 
 
 class TorchRecording:
@@ -14,11 +14,11 @@ class TorchRecording:
 
     def __init__(self, command: Profile, rank: int) -> None:
         self._path = Path(command.folder) / f"rank-{rank}.trace.json.gz"
-        wanted = {
-            ACTIVITIES[name] for name in command.activities if name in ACTIVITIES
-        } & supported_activities()
-        self._profile = profile(
-            activities=wanted or {ProfilerActivity.CPU},
+        profiler = torch.profiler  # here, because ranks on the CPU defer it (deferred_torch.py)
+        kinds = profiler.ProfilerActivity
+        wanted = {getattr(kinds, ACTIVITIES[name]) for name in command.activities if name in ACTIVITIES}
+        self._profile = profiler.profile(
+            activities=wanted & profiler.supported_activities() or {kinds.CPU},
             with_stack=command.with_stack,
             record_shapes=command.record_shapes,
         )

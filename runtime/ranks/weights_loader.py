@@ -11,6 +11,7 @@ import torch
 from msgspec import structs
 
 from runtime import log
+from runtime.deferred_torch import load_deferred
 from runtime.devices.base import Device
 from runtime.devices.packed import KeptMismatch, KeptWeights
 from runtime.devices.progress import Progress, without_progress
@@ -105,7 +106,7 @@ class WeightsLoader:
         self.meta = replace(device, torch_device=torch.device("meta"))
         offload = start.offload_setup.offload
         if offload is not None:
-            sizes = layer_sizes(self._empty(self.meta), config, self._checkpoint(start))
+            sizes = layer_sizes(self._without_data(), config, self._checkpoint(start))
             layers = dict.fromkeys(offloaded_layers(offload, sizes), torch.device("cpu"))
             device = replace(device, layer_devices=layers)
         self.device = device
@@ -205,7 +206,7 @@ class WeightsLoader:
                 "start a server with it"
             )
         if load_format != "dummy":
-            check_weights(self._empty(self.meta), config, self._checkpoint(start))
+            check_weights(self._without_data(), config, self._checkpoint(start))
         return WeightsLoader(replace(self.device, layer_devices={}), start, config, self.dtype, self.schemes)
 
     def read_experts(self, model: Model, prefix: str, weights: ExpertWeights) -> None:
@@ -233,6 +234,10 @@ class WeightsLoader:
             if start.load_format in start.weight_functions
             else None,
         )
+
+    def _without_data(self) -> Model:
+        load_deferred()  # operators on tensors without data
+        return self._empty(self.meta)
 
     def _empty(self, device: Device) -> Model:
         if self.make is not None:

@@ -334,6 +334,7 @@ def make_fork_server(device: str, channel: int, parent_pid: int) -> list[str] | 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one rank to its end; returns the exit code."""
+    log.import_structlog()
     words = sys.argv[1:] if arguments is None else arguments
     if "--early" in words:
         given = await_rank(words)

@@ -19,6 +19,7 @@ from tests.shape import source
 # The rooms, lowest floor first. A module may import modules of lower floors and of its own room.
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
+        "deferred_torch",
         "errors",
         "freed_memory",
         "gil",

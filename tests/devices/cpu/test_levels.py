@@ -88,8 +88,8 @@ class WrongFunctions:
             failed = self._functions.kernels_try_multiply(team, product, matrix, step)
             if ctypes.c_int.from_address(matrix).value == self._kind:  # weights::Matrix::kind
                 output = library.Step.from_address(step).output
-                first = ctypes.c_float.from_address(output)
-                first.value *= 1.001
+                row = (ctypes.c_float * self_check.OUTPUTS).from_address(output)
+                row[:] = [1.001 * value for value in row]
             return failed
 
         return multiply
