@@ -321,6 +321,8 @@ class Delta(Struct):
     reasoning_tokens: int = 0  # tokens that were recognised as reasoning since the previous delta
     loaded: CacheSources = NO_SOURCES  # tiers that cached tokens came from; set in the first delta
     hidden: list[np.ndarray] | None = None  # hidden states, float32 [n, size]; the first with the prompt's
+    # with the end: routed experts, int32 [n, layers * top_k], of tokens from params.routed_experts on
+    experts: list[np.ndarray] | None = None
 
 
 class Sink(Protocol):
