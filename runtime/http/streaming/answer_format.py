@@ -30,6 +30,7 @@ class Output:
         "reasoning_tokens",
         "vector",
         "hidden",
+        "experts",
         "first_ns",
     )
 
