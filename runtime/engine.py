@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.admin.engine_controls import BlockingEngineControls, EngineControls
 from runtime.core import Core
-from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailable
+from runtime.errors import InvalidRequest, RequestError, RuntimeFault, StartError, Unavailable
 from runtime.http.app import http_app
 from runtime.http.embeddings.library import Classes, Ranked, Texts
 from runtime.http.errors import invalid
@@ -146,6 +146,11 @@ class Engine(EngineControls):
         self._stored_objects: StoredObjects | None = None
 
     async def __aenter__(self) -> Self:
+        if self._core.plan.weights.checkpoint_engine_wait_weights_before_ready:
+            raise StartError(
+                "--checkpoint-engine-wait-weights-before-ready is for `runtime serve`; here leave it out, and "
+                "call update_weights_from_disk before the first request"
+            )
         self._stored_objects = open_stored_objects(self._core, self._core.plan, self._core.instruments)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
