@@ -151,7 +151,7 @@ def _answering(service: Service, path: str, serve: Serve, settings: HttpSettings
         own = service_for(service, tenant_in(request.scope))
         answer, ignored = settings.unknown_fields.attempt(partial(serve, own), body, path)
         if isinstance(answer, Answer):
-            answer.exchange.apply_headers(read_headers(request.headers))
+            answer.exchange.apply_headers(read_headers(request.headers, settings.label_header))
             answer.interval = max(settings.stream_interval, answer.interval)
         return warned(answer, ignored)
 

@@ -115,6 +115,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     session: SessionParams | None = None
     before: Before | None = None  # tokens of the session, set when the request is taken in
     marks: tuple[str, ...] = ()  # as in Request.marks
+    labels: tuple[tuple[str, str], ...] = ()  # of the client, for metrics
     traceparent: str = ""  # W3C header that names the client's span; "": none
     prediction: str = ""  # what the client expects the answer to be like
     # images, videos and sounds, in the order of their parts in the prompt

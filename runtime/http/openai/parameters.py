@@ -218,7 +218,7 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "min_dynamic_patch": _IMAGES,
                 "disagg_prefill_dp_rank": _DATA_PARALLEL,
                 "ngram_corpus_id": "texts are found by themselves: speculation.md",
-                "custom_labels": "metrics have fixed labels",
+                "custom_labels": "a header has them: --tokenizer-metrics-custom-labels-header",
                 "task": "use the chat template",
             },
         ),

@@ -47,6 +47,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("generation_tokens_buckets", ("collect_tokens_histogram",)),
     ("enable_prefix_mm_cache", ("encoder_only",)),
     ("dllm_algorithm_config", ("dllm_algorithm",)),
+    ("tokenizer_metrics_custom_labels_header", ("tokenizer_metrics_allowed_custom_labels",)),
     ("tbo_token_distribution_threshold", ("enable_two_batch_overlap",)),
     ("enable_single_batch_overlap", ("moe_a2a_backend",)),
     ("deepep_mode", ("moe_a2a_backend",)),
