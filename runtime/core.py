@@ -209,6 +209,8 @@ class Core:
                 tasks.start_soon(self.control.experts.run, lambda: self.replicas.num_steps)
             for balancer in self.control.balancers:
                 tasks.start_soon(balancer.run)
+            self._progress.update("delivery")
+            await self.memory_saver.wait_for_weights()
             warmups = self._warmups if self.encoders is None else []
             await warmup.run(warmups, self._router.submit, self.card.limits, self._progress)
             self._progress.end()

@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.admin.engine_controls import BlockingEngineControls, EngineControls
 from runtime.core import Core
-from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailable
+from runtime.errors import InvalidRequest, RequestError, RuntimeFault, StartError, Unavailable
 from runtime.http.app import http_app
 from runtime.http.embeddings.library import Classes, Ranked, Texts
 from runtime.http.errors import invalid
@@ -73,6 +73,7 @@ class Answer(Struct):
     prompt_logprobs: Sequence[TokenLogprob] | None = None
     finish: Finish | None = None
     hidden_parts: list[np.ndarray] = []
+    expert_parts: list[np.ndarray] = []
 
     def add(self, delta: Delta) -> None:
         """Appends the output of a delta."""
@@ -82,12 +83,20 @@ class Answer(Struct):
         self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
         self.finish = delta.finish or self.finish
         self.hidden_parts += delta.hidden or []
+        self.expert_parts += delta.experts or []
 
     @property
     def hidden_states(self) -> np.ndarray | None:
         """float32: with hidden_states="all" [prompt + tokens - 1, size], with "last" [1, size]; None without
         that parameter."""
         return np.concatenate(self.hidden_parts) if self.hidden_parts else None
+
+
+    @property
+    def routed_experts(self) -> np.ndarray | None:
+        """int32 [prompt + tokens - 1, layers * experts of a token]: the experts that computed each token, in
+        all layers, from token `routed_experts` on; None without that parameter."""
+        return np.concatenate(self.expert_parts) if self.expert_parts else None
 
 
 class StreamSink:
@@ -137,6 +146,11 @@ class Engine(EngineControls):
         self._stored_objects: StoredObjects | None = None
 
     async def __aenter__(self) -> Self:
+        if self._core.plan.weights.checkpoint_engine_wait_weights_before_ready:
+            raise StartError(
+                "--checkpoint-engine-wait-weights-before-ready is for `runtime serve`; here leave it out, and "
+                "call update_weights_from_disk before the first request"
+            )
         self._stored_objects = open_stored_objects(self._core, self._core.plan, self._core.instruments)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()

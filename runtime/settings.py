@@ -100,6 +100,7 @@ def start_rank(
         adapters=adapters,
         offload_setup=weight_offload(plan),
         expert_steps=plan.expert_steps,
+        reports_experts=plan.api.enable_return_routed_experts,
         config_overrides=plan.model.json_model_override_args,
         model_impl=plan.model.model_impl,
         has_wide_head=plan.precision.enable_fp32_lm_head,
@@ -372,10 +373,18 @@ def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
         min_new=1 if model.pooling is None else 0,
         hidden_size=model.hidden_size,
         shows_hidden=plan.api.enable_return_hidden_states,
+        routed_size=routed_size(plan, model),
         max_logprobs=MAX_TOP_LOGPROBS if plan.api.max_logprobs == -1 else plan.api.max_logprobs,
         max_response_bytes=plan.http.max_response_bytes,
         media_kinds=frozenset() if model.media is None else model.media.kinds,
     )
+
+
+def routed_size(plan: Plan, model: ModelConfig) -> int:
+    """Routed experts of a token in all layers; 0: they are not reported."""
+    if not plan.api.enable_return_routed_experts or model.moe is None:
+        return 0
+    return len(model.moe.layers) * model.moe.routing.top_k
 
 
 def processor_names(plan: Plan) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ class SequenceOutput:
         "loaded",
         "is_plain",
         "hidden",
+        "experts",
         "drafts",
         "media",
     )
@@ -71,6 +72,7 @@ class SequenceOutput:
         self.loaded = NO_SOURCES
         # hidden state of the last token, where it is returned at the end
         self.hidden: np.ndarray | None = None
+        self.experts: list[np.ndarray] = []  # routed experts so far; they are returned at the end
         self.drafts: DraftCounts | None = None
         self.media: MediaUsage | None = (
             None  # of a prompt with images, videos or sounds, from the first token on
@@ -104,7 +106,7 @@ class SequenceOutput:
             self.cached_tokens = step.cached.get(self.id, 0)
             self.loaded = step.loaded.get(self.id, NO_SOURCES)
             self.media = self._media_usage(step)
-            self.is_plain = self.search is None and params.hidden_states is None
+            self.is_plain = self.search is None and not params.reports_tokens
         self.num_tokens += 1
         is_silent = end is not None and end.reason is FinishReason.STOP and not params.include_stop
         text = "" if is_silent else self.text.add(token_id)
@@ -122,8 +124,10 @@ class SequenceOutput:
                 delta.hidden = [states]
             else:
                 self.hidden = states
+        if params.routed_experts is not None and (experts := step.experts.get(self.id)) is not None:
+            self.experts.append(experts[params.routed_experts :] if is_first else experts)
         self._finish(delta, end)
-        self._add_hidden(delta)
+        self._add_reports(delta)
         return delta
 
     def end(self, end: Ended, step: StepTokens) -> Delta:
@@ -135,12 +139,15 @@ class SequenceOutput:
             delta.prompt_ids = self.request.prompt_ids
             delta.prompt_tokens = len(delta.prompt_ids)
         self._finish(delta, end)
-        self._add_hidden(delta)
+        self._add_reports(delta)
         return delta
 
-    def _add_hidden(self, delta: Delta) -> None:
-        if delta.finish is not None and self.hidden is not None:
+    def _add_reports(self, delta: Delta) -> None:
+        if delta.finish is None:
+            return
+        if self.hidden is not None:
             delta.hidden = [self.hidden]
+        delta.experts = self.experts or None
 
     def _finish(self, delta: Delta, end: Ended | None) -> None:
         """Searches the delta's text for stop strings, and sets `finish` where the sequence ends."""

@@ -325,7 +325,10 @@ class Replica:
         facts = device_facts(self._plan.parallel.device)
         has_trees = facts.has_tree_attention and not self._model.num_recurrent_layers
         drafter = open_drafter(self._plan.speculation.in_force, has_trees=has_trees)
-        return Scheduler(config, journal, self.meter.delayed, drafter)
+        scheduler = Scheduler(config, journal, self.meter.delayed, drafter)
+        # until MemorySaver has got them
+        scheduler.is_suspended = self._plan.weights.checkpoint_engine_wait_weights_before_ready
+        return scheduler
 
     def _observers(self) -> list[Callable[[Scheduler, Ranks], None]]:
         """Functions that see the scheduler after each round."""

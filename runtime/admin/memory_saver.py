@@ -41,6 +41,16 @@ class MemorySaver:
         self._can_release = plan.weights.enable_memory_saver
         self._has_storage = plan.tiers.hicache_storage_backend is not None
         self._lock = anyio.Lock()
+        waits = plan.weights.checkpoint_engine_wait_weights_before_ready
+        self._delivered = anyio.Event()  # the weights that the server waits for
+        if not waits:
+            self._delivered.set()
+        # of updates that name none; None: that of the start, which for "dummy" reads no file
+        self._load_format = "auto" if waits and plan.model.load_format == "dummy" else None
+
+    async def wait_for_weights(self) -> None:
+        """Returns when the ranks have weights to serve. Schedulers plan no step before."""
+        await self._delivered.wait()
 
     @property
     def released(self) -> tuple[Part, ...]:
@@ -82,6 +92,7 @@ class MemorySaver:
                     param="weight_version",
                 )
             try:
+                load_format = load_format or self._load_format
                 await self._suspend(drops_pages=False)
                 self._check_unused(flushes=flushes)
                 await call_all(
@@ -100,6 +111,7 @@ class MemorySaver:
                     await self._commands.ask(Flush)
                 if version is not None:
                     self._set_weight_version(version)
+                self._delivered.set()
             finally:
                 self._resume_planning()
 
@@ -150,6 +162,8 @@ class MemorySaver:
 
     def _resume_planning(self) -> None:
         """Schedulers whose ranks hold everything plan again."""
+        if not self._delivered.is_set():
+            return
         for replica in self._replicas:
             if not replica.commands.released:
                 with suppress(anyio.ClosedResourceError):  # the runtime ends

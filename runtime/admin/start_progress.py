@@ -13,7 +13,7 @@ from runtime.messages.ranks import LoadPhase, LoadProgress
 from runtime.models.config.model_config import ModelConfig
 from runtime.service import Health, State
 
-Phase = Literal["download", "checksums", LoadPhase, "warm-up"]
+Phase = Literal["download", "checksums", LoadPhase, "delivery", "warm-up"]
 # in the order of a start -> what is said of it
 PHASES: dict[Phase, str] = {
     "download": "downloading the model",
@@ -25,6 +25,7 @@ PHASES: dict[Phase, str] = {
     "compile": "compiling layers",
     "profile": "profile run",
     "pages": "allocating pages",
+    "delivery": "waiting for weights (/update_weights_from_disk)",
     "warm-up": "warming up",
 }
 ORDER = {phase: index for index, phase in enumerate(PHASES)}

@@ -122,7 +122,12 @@ class Sequence:
         return self.request.params.hidden_states == "all" and len(self.tokens) == self.prompt_len
 
     @property
+    def wants_prompt_experts(self) -> bool:
+        """Routed experts of the whole prompt: asked for, and not given yet."""
+        return self.request.params.routed_experts is not None and len(self.tokens) == self.prompt_len
+
+    @property
     def is_whole(self) -> bool:
-        """Whether the whole prompt must be computed, whatever is cached: the client wants the logits or
-        hidden states of each token."""
-        return self.wants_prompt_logprobs or self.wants_prompt_hidden
+        """Whether the whole prompt must be computed, whatever is cached: the client wants the logits,
+        hidden states or experts of each token."""
+        return self.wants_prompt_logprobs or self.wants_prompt_hidden or self.wants_prompt_experts

@@ -156,7 +156,7 @@ def _answering(service: Service, path: str, serve: Serve, settings: HttpSettings
             lambda taken: isinstance(taken[0], Answer) and taken[0].exchange.take_files(body.texts),
         )
         if isinstance(answer, Answer):
-            answer.exchange.apply_headers(read_headers(request.headers))
+            answer.exchange.apply_headers(read_headers(request.headers, settings.label_header))
             answer.interval = max(settings.stream_interval, answer.interval)
         return warned(answer, ignored)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from runtime.http.auth import Keys
+from runtime.http.fields.headers import LabelHeader
 from runtime.http.hosts import ANY_HOST, AllowedHosts
 from runtime.http.key_file import names_of, read_key_file, read_secret
 from runtime.http.unknown_fields import REFUSING, UnknownFields
@@ -25,6 +26,7 @@ class HttpSettings(Struct, frozen=True, kw_only=True):
     access_level: str | None = None  # lowest level that the access log writes; None: no access log
     unknown_fields: UnknownFields = REFUSING
     unlogged_paths: tuple[str, ...] = ()  # path prefixes that the access log leaves out
+    label_header: LabelHeader | None = None  # of labels for metrics; None: requests have none
     has_console: bool = True  # the page at /console is served
 
 
@@ -46,8 +48,14 @@ def http_settings(plan: Plan, *, is_local: bool | None = None) -> HttpSettings:
         access_level=plan.logs.log_level_http,
         unknown_fields=UnknownFields(plan.api.unknown_fields),
         unlogged_paths=plan.logs.uvicorn_access_log_exclude_prefixes,
+        label_header=_label_header(plan),
         has_console=not plan.http.disable_console,
     )
+
+
+def _label_header(plan: Plan) -> LabelHeader | None:
+    allowed = plan.observe.tokenizer_metrics_allowed_custom_labels
+    return LabelHeader(plan.observe.tokenizer_metrics_custom_labels_header, allowed) if allowed else None
 
 
 def has_tenants(plan: Plan) -> bool:

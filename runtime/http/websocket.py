@@ -73,7 +73,7 @@ def route(service: Service, settings: HttpSettings, served: Mapping[str, Serve])
             await websocket.close(POLICY)  # before it was accepted: an answer 403
             return
         try:
-            headers = read_headers(websocket.headers)
+            headers = read_headers(websocket.headers, settings.label_header)
         except RequestError:
             await websocket.close(POLICY)
             return

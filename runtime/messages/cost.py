@@ -29,13 +29,14 @@ class Cost(Struct, frozen=True):
     alternatives: int = 0  # of generated tokens
     hidden_numbers: int = 0
     entries: int = 0  # tokens with a log probability, and their alternatives
+    expert_numbers: int = 0  # routed experts
     has_picks: bool = False  # more of the alternatives are named by the request than are the likeliest
 
     @property
     def num_bytes(self) -> int:
         """Bytes of what is counted."""
         alternatives = self.prompt_alternatives + self.alternatives
-        return alternatives * ALTERNATIVE_BYTES + self.hidden_numbers * NUMBER_BYTES
+        return alternatives * ALTERNATIVE_BYTES + (self.hidden_numbers + self.expert_numbers) * NUMBER_BYTES
 
     @property
     def field(self) -> str:
@@ -44,17 +45,20 @@ class Cost(Struct, frozen=True):
             "prompt_logprobs": self.prompt_alternatives * ALTERNATIVE_BYTES,
             "logprob_ids" if self.has_picks else "top_logprobs": self.alternatives * ALTERNATIVE_BYTES,
             "hidden_states": self.hidden_numbers * NUMBER_BYTES,
+            "routed_experts": self.expert_numbers * NUMBER_BYTES,
         }
         return max(parts, key=lambda name: parts[name])
 
 
 def is_free(params: SamplingParams) -> bool:
     """Whether answers have nothing but text and token ids."""
-    return not params.logprobs and params.prompt_logprobs is None and params.hidden_states is None
+    return not params.logprobs and params.prompt_logprobs is None and not params.reports_tokens
 
 
-def cost_of(params: SamplingParams, prompt_tokens: int, new_tokens: int, hidden_size: int) -> Cost:
-    """The cost of `params.n` answers of `new_tokens` tokens."""
+def cost_of(
+    params: SamplingParams, prompt_tokens: int, new_tokens: int, hidden_size: int, routed_size: int = 0
+) -> Cost:
+    """The cost of `params.n` answers of `new_tokens` tokens; sizes as in Limits."""
     picks = len(params.logprob_ids)
     width = params.top_logprobs + picks
     prompt_width = 0 if params.prompt_logprobs is None else params.prompt_logprobs + picks
@@ -69,6 +73,7 @@ def cost_of(params: SamplingParams, prompt_tokens: int, new_tokens: int, hidden_
         alternatives,
         params.n * states * hidden_size,
         tokens + prompt_alternatives + alternatives,
+        0 if params.routed_experts is None else params.n * (prompt_tokens + new_tokens) * routed_size,
         picks > params.top_logprobs,
     )
 
@@ -161,11 +166,11 @@ def fit(params: SamplingParams, prompt_tokens: int, limits: Limits) -> SamplingP
     longest = max(limits.longest - prompt_tokens, 1)
     if params.max_new_tokens is not None:
         new_tokens = min(params.max_new_tokens, longest)
-        _refuse_above(cost_of(params, prompt_tokens, new_tokens, limits.hidden_size), limits)
+        _refuse_above(cost_of(params, prompt_tokens, new_tokens, limits.hidden_size, limits.routed_size), limits)
         return params
-    first = cost_of(params, prompt_tokens, 1, limits.hidden_size)
+    first = cost_of(params, prompt_tokens, 1, limits.hidden_size, limits.routed_size)
     _refuse_above(first, limits)
-    each = cost_of(params, prompt_tokens, 2, limits.hidden_size).num_bytes - first.num_bytes
+    each = cost_of(params, prompt_tokens, 2, limits.hidden_size, limits.routed_size).num_bytes - first.num_bytes
     most = 1 + (limits.max_response_bytes - first.num_bytes) // each if each else longest
     return params if most >= longest else structs.replace(params, max_new_tokens=most)
 

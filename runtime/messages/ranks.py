@@ -152,6 +152,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     adapters: AdapterSetup | None = None  # None: no adapters on these ranks
     offload_setup: WeightOffload = WeightOffload()
     expert_steps: int | None = None  # steps that the record of expert counts holds; None: nothing is counted
+    reports_experts: bool = False  # requests may ask which experts computed their tokens
     kept_weights: KeepWeights = KeepWeights()
     reading: Reading = Reading()
     weight_functions: tuple[str, ...] = ()  # --custom-weight-loader: package.module:function

@@ -115,6 +115,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     session: SessionParams | None = None
     before: Before | None = None  # tokens of the session, set when the request is taken in
     marks: tuple[str, ...] = ()  # as in Request.marks
+    labels: tuple[tuple[str, str], ...] = ()  # of the client, for metrics
     traceparent: str = ""  # W3C header that names the client's span; "": none
     prediction: str = ""  # what the client expects the answer to be like
     # images, videos and sounds, in the order of their parts in the prompt
@@ -321,6 +322,8 @@ class Delta(Struct):
     reasoning_tokens: int = 0  # tokens that were recognised as reasoning since the previous delta
     loaded: CacheSources = NO_SOURCES  # tiers that cached tokens came from; set in the first delta
     hidden: list[np.ndarray] | None = None  # hidden states, float32 [n, size]; the first with the prompt's
+    # with the end: routed experts, int32 [n, layers * top_k], of tokens from params.routed_experts on
+    experts: list[np.ndarray] | None = None
 
 
 class Sink(Protocol):

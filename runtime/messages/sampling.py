@@ -116,12 +116,20 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # hidden states to return: of every computed token, or the one that the last token was sampled from
     hidden_states: Literal["all", "last"] | None = None
 
+    # the first token, counted from the prompt's first, whose routed experts are returned; None: of no token
+    routed_experts: A[int, Meta(ge=0)] | None = None
+
     @property
     def free(self) -> tuple[Free, ...]:
         """The first parts of the answer that the constraint does not apply to."""
         if isinstance(self.constraint_after, str):
             return (Free(self.constraint_after),) if self.constraint_after else ()
         return self.constraint_after
+
+    @property
+    def reports_tokens(self) -> bool:
+        """Whether steps report more of its tokens than logits tell: hidden states or routed experts."""
+        return self.hidden_states is not None or self.routed_experts is not None
 
     @property
     def max_drafts(self) -> int:
@@ -149,6 +157,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     min_new: int = 1  # tokens of output that must fit; 0: the model generates none
     hidden_size: int = 0  # numbers in an embedding, and in a hidden state
     shows_hidden: bool = False  # --enable-return-hidden-states
+    routed_size: int = 0  # routed experts of a token in all layers; 0: --enable-return-routed-experts is off
     max_logprobs: int = 20  # alternatives of a token: --max-logprobs
     max_response_bytes: int = 64 * 2**20  # of alternatives and hidden states: --max-response-bytes
     # what the model's encoders take; empty: text only
@@ -233,10 +242,25 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
         )
     if params.hidden_states is not None:
         _check_hidden(params, len(prompt_ids), limits)
+    if params.routed_experts is not None:
+        _check_routed(params.routed_experts, len(prompt_ids), limits)
     if params.constraint is not None and params.ignore_eos:
         raise InvalidRequest(
             "ignore_eos can't be combined with a constraint, which says where the text ends",
             param="ignore_eos",
+        )
+
+
+def _check_routed(start: int, prompt_len: int, limits: Limits) -> None:
+    if not limits.routed_size:
+        raise InvalidRequest(
+            "routed experts are off on this server; start it with --enable-return-routed-experts",
+            param="routed_experts",
+        )
+    if start > prompt_len:
+        raise InvalidRequest(
+            f"routed experts are asked for from token {start} on, behind the prompt's {prompt_len} tokens",
+            param="routed_experts_start_len",
         )
 
 

@@ -108,6 +108,8 @@ class StepTokens(Struct, frozen=True, tag=True):
     vectors: dict[int, np.ndarray] = {}  # by sequence id: results of a model that pools, in place of tokens
     # by sequence id, where requested: hidden states, float32 [n, size]; the prompt's with the first token
     hidden: dict[int, np.ndarray] = {}
+    # by sequence id, where requested: routed experts, int32 [n, layers * top_k]; as `hidden`
+    experts: dict[int, np.ndarray] = {}
     # by sequence id: tokens after the one in `token_ids`, where a step brought several
     more: dict[int, list[int]] = {}
     # by sequence id: drafts that the step verified, and how many of them became tokens

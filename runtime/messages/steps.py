@@ -188,6 +188,7 @@ class StepPlan(Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
     states: StateCopies | None = None  # None: no copies, or no recurrent layers
     # int32: tokens of the step whose hidden states are reported, as places in the order of the rows
     shown: np.ndarray | None = None
+    routed: np.ndarray | None = None  # int32: tokens of the step whose experts are reported, as such places
     embed_places: np.ndarray | None = None  # int32: tokens of the step whose embeddings are given ...
     embeds: np.ndarray | None = None  # float32 [places * hidden size]: ... and these embeddings
     media: MediaRows | None = None  # None: no token takes a row of an encoding
@@ -243,6 +244,7 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     failed: dict[int, Failing] = {}
     vectors: np.ndarray | None = None  # float32 [N * size]: of a pooling model, in place of the N tokens
     hidden: np.ndarray | None = None  # float32: hidden states after the last norm, of StepPlan.shown
+    experts: np.ndarray | None = None  # int32: experts of each layer, top_k each, of StepPlan.routed
     num_tokens: np.ndarray | None = None  # int32, of each row that samples; None: one each
     # by place among the rows that sample: the tokens that a grammar forces after the row's last one
     forced: dict[int, list[int]] = {}

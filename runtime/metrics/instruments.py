@@ -109,8 +109,7 @@ class Info:
     def samples(self) -> Iterator[str]:
         """The one line of the text form."""
         if self.labels:
-            labels = ",".join(f'{name}="{_escape(value)}"' for name, value in self.labels.items())
-            yield f"{self.name}{{{labels}}} {self.value:.12g}"
+            yield f"{self.name}{{{as_labels(self.labels)}}} {self.value:.12g}"
 
 
 class Histogram:
@@ -147,7 +146,7 @@ def render(instruments: list[Instrument], labels: Mapping[str, str] | None = Non
     """The text exposition of `instruments`, in their order; all samples have `labels` in addition to their
     own."""
     lines: list[str] = []
-    more = ",".join(f'{name}="{_escape(value)}"' for name, value in (labels or {}).items())
+    more = as_labels(labels or {})
     for one in instruments:
         lines += (
             f"# HELP {one.name} {one.help}",
@@ -155,6 +154,11 @@ def render(instruments: list[Instrument], labels: Mapping[str, str] | None = Non
             *(with_labels(line, more) for line in one.samples()),
         )
     return ("\n".join(lines) + "\n").encode()
+
+
+def as_labels(labels: Mapping[str, str]) -> str:
+    """Labels in the text form, without braces."""
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
 
 
 def with_labels(sample: str, more: str) -> str:

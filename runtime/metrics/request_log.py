@@ -21,6 +21,7 @@ from runtime.json_value import Fields
 from runtime.metrics import Metrics
 from runtime.metrics.crash_dump import CrashDump
 from runtime.metrics.line_writer import LineWriter
+from runtime.metrics.request_labels import LabelledRequests
 from runtime.metrics.request_records import Record, Records, RequestObserver, as_json
 from runtime.metrics.traces import open_traces
 from runtime.options.plan import Plan
@@ -199,6 +200,8 @@ class RequestLogs:
             observers.append(self._traces)
         if plan.observe.collect_tokens_histogram:
             observers.append(LengthHistograms(metrics))
+        if plan.observe.tokenizer_metrics_allowed_custom_labels:
+            observers.append(LabelledRequests(plan.observe.tokenizer_metrics_allowed_custom_labels, metrics))
         self._others = observers
         self.records = Records([], keeps_texts=False)
         self.configure(self.settings)

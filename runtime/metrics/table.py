@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from runtime.media_kind import MediaKind
 from runtime.messages.requests import FinishReason
-from runtime.metrics.instruments import Counter, Gauge, Histogram, Info, Labelled, render
+from runtime.metrics.instruments import Counter, Gauge, Histogram, Info, Instrument, Labelled, render
 from runtime.metrics.tier_table import TierMetrics
 from runtime.scheduling.lora_slots import LoraSlots
 
@@ -67,6 +67,7 @@ class Metrics(TierMetrics):
     the label's value."""
 
     def __init__(self, buckets: Buckets = USUAL) -> None:
+        self.labelled: list[Instrument] = []  # figures of requests by labels of their clients
         self._define_load()
         self._define_outcomes()
         self._define_delays(buckets)
@@ -345,6 +346,11 @@ class Metrics(TierMetrics):
             "runtime_cpu_seconds_total", "User and system CPU time of each process.", label="process"
         )
 
+    def instruments(self) -> list[Instrument]:
+        """All of them, in the order of the text."""
+        own = [value for value in vars(self).values() if not isinstance(value, list)]
+        return [*own, *self.labelled]
+
     def render(self, pids: Mapping[str, int] | None = None, labels: Mapping[str, str] | None = None) -> bytes:
         """Prometheus text. `pids` maps names of other processes to their ids; their memory and CPU time are
         reported, like those of this process; all samples have `labels`."""
@@ -354,7 +360,7 @@ class Metrics(TierMetrics):
         for name, pid in pids.items():
             if (usage := process_usage(pid)) is not None:
                 self.rss_bytes[name], self.cpu_s[name] = usage
-        return render(list(vars(self).values()), labels)
+        return render(self.instruments(), labels)
 
 
 def bounds(given: Bounds, usual: Sequence[float]) -> tuple[float, ...]:

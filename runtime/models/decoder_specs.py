@@ -158,6 +158,7 @@ def _feed_forward(mlp: object, scale: float = 1.0) -> DenseSpec | ExpertsSpec | 
     if (
         mlp.local.size < mlp.local.full
         or mlp.table is not None
+        or mlp.routed is not None
         or routing.score == "sparsemixer"
         or routing.scales_inputs
     ):

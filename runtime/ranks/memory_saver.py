@@ -22,6 +22,7 @@ from runtime.ranks.drafting.draft_weights import DraftWeights
 from runtime.ranks.model_runner import ModelRunner
 from runtime.ranks.open_graphs import open_graphs
 from runtime.ranks.recurrent_states import RecurrentStates
+from runtime.ranks.routed_experts import sparse_layers
 from runtime.ranks.weight_offload import OffloadedModel
 from runtime.ranks.weights_loader import WeightsLoader
 
@@ -192,7 +193,7 @@ class MemorySaver:
             return
         with torch.inference_mode():
             for layer in self.sparse_layers():
-                layer.counts = None  # not a weight
+                layer.counts = layer.routed = None  # not weights
             self.offloaded_model = OffloadedModel(self.runner.model)
 
     def resume_weights(self) -> None:
@@ -211,15 +212,13 @@ class MemorySaver:
                 self.runner.adapters.attach(self.runner.model)
             if self.runner.load is not None:
                 self.runner.load.attach(self.sparse_layers())
+            if self.runner.routed is not None:
+                self.runner.routed.attach(self.runner.model)
         self.runner.device.memory.empty_cache()
 
     def sparse_layers(self) -> list[SparseFeedForward]:
         """The mixture-of-experts layers of the model."""
-        return [
-            mlp
-            for layer in self.runner.model.layers
-            if isinstance(mlp := getattr(layer, "mlp", None), SparseFeedForward)
-        ]
+        return list(sparse_layers(self.runner.model).values())
 
     def replace_weights(self, loader: WeightsLoader) -> None:
         """Drops the weights, then loads those of another checkpoint: there is no memory for both. Weights

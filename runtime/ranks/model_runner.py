@@ -36,6 +36,7 @@ from runtime.ranks.pipeline import PipelineStage, with_drafts
 from runtime.ranks.prompt_logprobs import PromptRow
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.replays import find_replay, launch_replay
+from runtime.ranks.routed_experts import RoutedExperts
 from runtime.ranks.sample_rows import SampleRows, sample_rows
 from runtime.ranks.sampled import Sampled
 from runtime.ranks.side_by_side import decodes_by_graph
@@ -80,6 +81,7 @@ class ModelRunner:
         offload: LayerOffload | None = None,
         reported: Reported = unreported,
         diagnosis: Diagnosis = NOTHING,
+        routed: RoutedExperts | None = None,
     ) -> None:
         """`model`: of a class in models/config/registry.py; `kv`: keys and values of each layer; `windows`:
         sliding windows of the layers; `copies`: None without a host tier; `pooling`: None for models that
@@ -87,7 +89,7 @@ class ModelRunner:
         `drafts`: of a draft model, None without one; `pipeline`: None: there is one stage;
         `shares_media`: this rank encodes a share of images; `offload`: of the layers whose weights are in
         host memory, None: there are none; `reported`: called when layers of computed pages were saved;
-        `diagnosis`: what is looked at while it computes."""
+        `diagnosis`: what is looked at while it computes; `routed`: None: no experts are reported."""
         self.device = device
         self._model: Model | None = model
         self.slots = slots
@@ -104,6 +106,7 @@ class ModelRunner:
         self.pooling = pooling
         self.adapters = adapters
         self.load = load
+        self.routed = routed
         self.forward = Forward(device, open_watch(device, diagnosis))
         self.finds_nan = diagnosis.finds_nan
         self.logits_ops = logits_ops_of(device)
@@ -262,16 +265,12 @@ class ModelRunner:
         return Unreported()
 
     def shown(self, plan: StepPlan, hidden: Tensor) -> list[Tensor]:
-        """Hidden states that the result brings: one tensor, or none."""
-        return (
-            []
-            if plan.shown is None
-            else [
-                generative(self.model).hidden_states(
-                    hidden.index_select(0, upload_int64(plan.shown, self.device.torch_device))
-                )
-            ]
-        )
+        """What the result brings of tokens: hidden states where the plan asks for them, then experts."""
+        found = [] if self.routed is None else self.routed.take(plan)
+        if plan.shown is None:
+            return found
+        rows = hidden.index_select(0, upload_int64(plan.shown, self.device.torch_device))
+        return [generative(self.model).hidden_states(rows), *found]
 
     def report(
         self, plan: StepPlan, sampled: Sampled, prompt: list[PromptRow], shown: list[Tensor], begin: float
@@ -294,7 +293,8 @@ class ModelRunner:
         def finish(arrays: list[np.ndarray]) -> StepResult:
             is_nan = [] if sampled.has_nan is None else sampled.with_nan(arrays.pop(1))
             token_ids, rest = arrays[0], arrays[1 + len(accepted) :]
-            states = rest.pop(0).ravel() if shown else None
+            states = None if plan.shown is None else rest.pop(0).ravel()
+            experts = None if plan.routed is None else rest.pop(0).ravel()
             rows = [row.result(*rest[3 * i : 3 * i + 3]) for i, row in enumerate(prompt)]
             width, values = (-1, list(NO_LOGPROBS)) if found is None else (rest[-2].shape[1], rest[-3:])
             places, counts = np.arange(len(token_ids)), None
@@ -317,6 +317,7 @@ class ModelRunner:
                 self.seconds(begin),
                 failed,
                 hidden=states,
+                experts=experts,
                 num_tokens=None if counts is None else counts.astype(np.int32),
                 forced={row: forced[place] for row, place in enumerate(ends.tolist()) if place in forced}
                 if forced

@@ -40,6 +40,7 @@ from runtime.ranks.open_slots import open_slots
 from runtime.ranks.pipeline import of_stage, open_pipeline
 from runtime.ranks.profile_run import largest_step, run_largest_step, step_pages
 from runtime.ranks.recurrent_states import RecurrentStates
+from runtime.ranks.routed_experts import open_routed
 from runtime.ranks.slots import Slots
 from runtime.ranks.step_copies import Reported, unreported
 from runtime.ranks.weights_loader import WeightsLoader, read_model
@@ -88,13 +89,14 @@ def start_torch_rank(
     adapters = open_adapters(device, model, start, config)
     weights_bytes = loaded.num_bytes + sum(part.num_bytes for part in (adapters, draft) if part is not None)
     experts = open_load(device, model, start.expert_steps)
+    routed = open_routed(device, model, start)
     device.memory.empty_cache()
     times.append(perf_counter())
     progress("profile", 0, 0)
     config = of_stage(config, device.stage)
     dtypes = Dtypes(dtype, KV_DTYPES.get(start.kv_dtype, dtype), DTYPES[start.state_dtype])
     cross = open_cross(device, model, config, start.page_size, start.max_slots, dtype)
-    budget -= weights_bytes + (experts.num_bytes if experts is not None else 0)
+    budget -= weights_bytes + sum(part.num_bytes for part in (experts, routed) if part is not None)
     budget -= media_bytes(config.media if device.stage.is_first else None, cross, dtype.itemsize)
     num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes, draft, cross, progress))
     if experts is not None:
@@ -126,6 +128,7 @@ def start_torch_rank(
         loaded.offload,
         reported,
         start.diagnosis,
+        routed,
     )
     weights = open_draft_weights(runner.drafts, draft_loader, draft, start)
     memory_saver = MemorySaver(rank, runner, loader, loaded.num_bytes, dtypes.kv, sizes, host, weights)

@@ -74,6 +74,7 @@ def is_capturable(plan: StepPlan, *, is_own: bool) -> bool:
         and not plan.admits
         and plan.draft_parents is None
         and plan.shown is None
+        and plan.routed is None
         and bool((plan.samples[num:] == ALL).all() and plan.samples[:num].all())
         and (plan.page_copies is None or not len(plan.page_copies.load_pages))
     )

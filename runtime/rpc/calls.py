@@ -67,7 +67,7 @@ class Calls:
         content = encode({"input": body.pop("texts", [])} | body)
         await check_weight(content, self.settings.max_body_bytes)
         answer = embeddings(self._service_of(caller), content)
-        answer.exchange.apply_headers(read_headers(Headers(raw=caller.headers)))
+        answer.exchange.apply_headers(read_headers(Headers(raw=caller.headers), self.settings.label_header))
         result = await answer.complete()
         assert isinstance(result, Embeddings)
         vectors = [self.types["Embedding"](values=one.embedding) for one in result.data]
@@ -87,7 +87,7 @@ class Calls:
         answer = generate(self._service_of(caller), content)
         exchange = answer.exchange
         assert isinstance(answer.answer_format, GenerateAnswerFormat)
-        exchange.apply_headers(read_headers(Headers(raw=caller.headers)))
+        exchange.apply_headers(read_headers(Headers(raw=caller.headers), self.settings.label_header))
         waiting = Waiting(exchange)
         try:
             check_cost(exchange.requests, self.service.card.limits)

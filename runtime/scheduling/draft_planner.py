@@ -96,7 +96,7 @@ class DraftPlanner:
         """
         cache, params = self.roster.cache, sequence.request.params
         most = min(budget, sequence.max_len - last - 2)
-        if most <= 0 or params.hidden_states is not None:
+        if most <= 0 or params.reports_tokens:
             return None
         draft = None
         if sequence.forced and not sequence.drafting:

@@ -19,7 +19,7 @@ def takes_first(sequence: Sequence) -> bool:
         and params.constraint is None
         and params.thinking is None
         and params.processor is None
-        and params.hidden_states is None
+        and not params.reports_tokens
         and params.prompt_logprobs is None
         and not sequence.num_generated
         and len(sequence.tokens) < sequence.max_len

@@ -42,7 +42,7 @@ def _release(scheduler: Scheduler, siblings: list[Sequence]) -> None:
     for sequence in siblings:
         if not sequence.is_finished:
             scheduler.planner.prompts.drop(sequence)
-            scheduler.planner.hidden.drop(sequence)
+            scheduler.planner.drop_reports(sequence)
             scheduler.recovery.drop(sequence)
             scheduler.planner.drafts.ended(sequence)
             roster.waiting.remove(sequence)

@@ -1,5 +1,5 @@
-"""Hidden states on their way back: of a prompt they come chunk by chunk, of generated tokens one with each
-step."""
+"""Hidden states and routed experts on their way back: of a prompt they come chunk by chunk, of generated
+tokens one with each step."""
 
 import numpy as np
 from msgspec import Struct
@@ -8,13 +8,30 @@ from runtime.cache.sequence import Sequence
 
 
 class Shown(Struct, frozen=True):
-    """The `count` hidden states that one row of a step brings: of a part of the prompt, or the one that the
+    """The `count` tokens of one row of a step that are reported: a part of the prompt, or the one that the
     row's token is sampled from."""
 
     sequence: Sequence
     count: int
     is_prompt: bool
     is_last: bool  # the row samples
+
+
+class ShownTokens:
+    """The tokens of a step that are reported, in row order."""
+
+    def __init__(self) -> None:
+        self.rows: list[Shown] = []
+        self._places: list[np.ndarray] = []
+
+    def add(self, shown: Shown, end: int) -> None:
+        """The last tokens of a row that ends before place `end` of the step."""
+        self.rows.append(shown)
+        self._places.append(np.arange(end - shown.count, end, dtype=np.int32))
+
+    def places(self) -> np.ndarray | None:
+        """int32: their places in the order of the rows; None: there are none."""
+        return np.concatenate(self._places) if self._places else None
 
 
 class Part(Struct, frozen=True):
@@ -24,15 +41,18 @@ class Part(Struct, frozen=True):
     collected: list[np.ndarray] | None
 
 
-class HiddenCollector:
-    """Puts the prompt's hidden states together, for sequences that asked for them."""
+class TokenReports:
+    """Puts together what is reported of each token of a prompt, for sequences that asked for it."""
 
     def __init__(self) -> None:
         self._collected: dict[int, list[np.ndarray]] = {}  # by sequence id
 
-    def expect(self, shown: Shown) -> Part:
-        """A row is planned."""
-        return Part(shown, self._collected.setdefault(shown.sequence.id, []) if shown.is_prompt else None)
+    def expect(self, rows: list[Shown]) -> list[Part]:
+        """Rows are planned."""
+        return [
+            Part(row, self._collected.setdefault(row.sequence.id, []) if row.is_prompt else None)
+            for row in rows
+        ]
 
     def drop(self, sequence: Sequence) -> None:
         """The sequence ended, or starts over: what is still in flight for it counts no more."""
@@ -43,8 +63,8 @@ class HiddenCollector:
         self._collected.clear()
 
     def take(self, numbers: np.ndarray, expected: list[Part]) -> dict[int, np.ndarray]:
-        """A step's hidden states. -> what its tokens bring, by sequence id; copies, as the step's own hold
-        those of others too"""
+        """What a step reports of `expected`, as many numbers of each token. -> by sequence id, [tokens,
+        numbers]; copies, as the step's own hold those of others too"""
         rows = numbers.reshape(sum(part.shown.count for part in expected), -1)
         found: dict[int, np.ndarray] = {}
         at = 0

@@ -13,7 +13,7 @@ from runtime.scheduling.delayer import Delayer, JointDelayer, replica_of
 from runtime.scheduling.draft_planner import DraftPlanner
 from runtime.scheduling.drafts import Draft, Drafter, Verified, planned
 from runtime.scheduling.encodings import Encodings
-from runtime.scheduling.hidden_states import HiddenCollector, Part
+from runtime.scheduling.hidden_states import Part, TokenReports
 from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.micro_batches import MicroBatches
 from runtime.scheduling.roster import Roster
@@ -39,6 +39,7 @@ class Flight(Struct, frozen=True):
     prompt_parts: dict[int, PromptPart]  # by slot
     work: Work | None  # where its time is of interest
     shown: list[Part] = []  # hidden states that it brings, in row order
+    routed: list[Part] = []  # the same of routed experts
     verified: list[Verified] = []
     num_drafts: int | None = None  # to be verified, in a step of nothing else; None: other steps
     # for whom images, videos and sounds are encoded before it, and how many rows
@@ -79,7 +80,8 @@ class Planner:
         self.micro_batches = micro_batches
         self.eos_ids = eos_ids
         self.totals = Totals()
-        self.hidden = HiddenCollector()
+        self.hidden = TokenReports()
+        self.experts = TokenReports()
         # ids of sequences that were admitted for the first time since take_admitted
         self.admitted: list[int] = []
         self.chunking = (
@@ -141,7 +143,8 @@ class Planner:
             builder.sampled,
             parts,
             self._work(builder),
-            [self.hidden.expect(shown) for shown in builder.shown],
+            self.hidden.expect(builder.hidden.rows),
+            self.experts.expect(builder.experts.rows),
             builder.verified,
             None if builder.num_known else sum(len(row.draft.tokens) for row in builder.verified),
             [] if self.encodings is None else self.encodings.take_made(),
@@ -235,11 +238,16 @@ class Planner:
         self.totals.preemptions += 1
         self.put_back(victim)
 
+    def drop_reports(self, sequence: Sequence) -> None:
+        """What was reported of a prompt that is not complete counts no more."""
+        self.hidden.drop(sequence)
+        self.experts.drop(sequence)
+
     def put_back(self, sequence: Sequence) -> None:
         """A running sequence gives way to others."""
         if not sequence.is_decoding:  # it computes its prompt anew; else the rest of the prompt is in flight
             self.prompts.drop(sequence)
-            self.hidden.drop(sequence)
+            self.drop_reports(sequence)
         self.roster.put_back(sequence)
 
     def _make_way(self) -> None:

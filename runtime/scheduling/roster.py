@@ -51,7 +51,7 @@ class Roster:
         self._landing: list[Sequence] = []  # preempted with tokens in flight
         self.has_levels = self.order.has_priorities  # a running sequence may be preempted for a waiting one
         self.num_left = 0  # how often a sequence has given back its slot and pages
-        self.num_shown = 0  # running sequences whose hidden states are reported
+        self.num_shown = 0  # running sequences whose hidden states or experts are reported
         self._free_slots = list(range(max_running - 1, -1, -1))
 
     @property
@@ -138,7 +138,7 @@ class Roster:
         sequence.slot = self._free_slots.pop()
         sequence.unfollowed = 0
         self.extending.append(sequence)
-        self.num_shown += request.params.hidden_states is not None
+        self.num_shown += request.params.reports_tokens
         self._running[request.id] = self._running.get(request.id, 0) + 1
         if request.routing_key:
             self._running_keys[request.routing_key] = self._running_keys.get(request.routing_key, 0) + 1
@@ -224,7 +224,7 @@ class Roster:
         self.num_left += 1
         self._future = None
         request = sequence.request
-        self.num_shown -= request.params.hidden_states is not None
+        self.num_shown -= request.params.reports_tokens
         if request.adapter is not None:
             self.lora_slots.leave(sequence)
         for counts, key in ((self._running, request.id), (self._running_keys, request.routing_key)):

@@ -240,7 +240,8 @@ class Scheduler:
         for row, failing in result.failed.items():
             if not flight.sampled[row].is_finished:
                 self.failed.append((self._give_up(flight.sampled[row].request.id), failing))
-        step = StepTokens([], [], ended, {}, prompts, hidden=hidden)
+        experts = {} if result.experts is None else self.planner.experts.take(result.experts, flight.routed)
+        step = StepTokens([], [], ended, {}, prompts, hidden=hidden, experts=experts)
         if flight.verified or result.num_tokens is not None:
             self.results.take_verified(flight, result, step)
         else:
@@ -263,6 +264,7 @@ class Scheduler:
         self.flights.clear()
         self._prompts.clear()
         self.planner.hidden.clear()
+        self.planner.experts.clear()
         if self.planner.encodings is not None:
             self.planner.encodings.restart()
         recovered = self.roster.restart() - {guilty}
@@ -336,7 +338,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, reason: FinishReason, matched: int | None, ended: list[Ended]) -> None:
         self._prompts.drop(sequence)
-        self.planner.hidden.drop(sequence)
+        self.planner.drop_reports(sequence)
         self.recovery.drop(sequence)
         self.planner.drafts.ended(sequence)
         self.roster.end(sequence)

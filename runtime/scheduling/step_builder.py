@@ -18,7 +18,7 @@ from runtime.messages.steps import (
 )
 from runtime.scheduling.drafts import Draft, Verified
 from runtime.scheduling.encodings import Encodings, RowsBuilder, token_grids
-from runtime.scheduling.hidden_states import Shown
+from runtime.scheduling.hidden_states import Shown, ShownTokens
 from runtime.scheduling.step_costs import Work
 
 LAST, ALL = int(Samples.LAST), int(Samples.ALL)  # an attribute of an enumeration is looked up slowly
@@ -82,8 +82,8 @@ class StepBuilder:
         self._pages: list[tuple[int, int, int]] = []  # slot, page-table row, page
         self.state_slots: list[tuple[int, int]] = []  # of newcomers: slot, state slot
         self._window: list[tuple[int, int, int]] = []  # the same of the windows' pool
-        self.shown: list[Shown] = []  # whose hidden states are wanted
-        self._shown: list[np.ndarray] = []  # which tokens of the step these are
+        self.hidden = ShownTokens()  # whose hidden states are wanted
+        self.experts = ShownTokens()  # whose routed experts are wanted
         self.num_tokens = 0
         self._embeds: list[np.ndarray] = []
         self._embed_places: list[np.ndarray] = []
@@ -173,11 +173,13 @@ class StepBuilder:
             self._embed_places.append(
                 np.arange(self.num_tokens, self.num_tokens + len(embeds), dtype=np.int32)
             )
-        if sequence.request.params.hidden_states is not None and (is_last or sequence.wants_prompt_hidden):
-            is_prompt = sequence.wants_prompt_hidden
-            self._show(
-                Shown(sequence, count if is_prompt else 1, is_prompt, is_last), self.num_tokens + count
-            )
+        params, end = sequence.request.params, self.num_tokens + count
+        for reported, is_wanted, is_prompt in (
+            (self.hidden, params.hidden_states is not None, sequence.wants_prompt_hidden),
+            (self.experts, params.routed_experts is not None, sequence.wants_prompt_experts),
+        ):
+            if is_wanted and (is_last or is_prompt):
+                reported.add(Shown(sequence, count if is_prompt else 1, is_prompt, is_last), end)
         self.num_tokens += count
         self.num_known += count
         if sequence.wants_prompt_logprobs:
@@ -187,14 +189,13 @@ class StepBuilder:
             self._targets.append(targets)
 
     def show_decodes(self) -> None:
-        """Some of those that decode want to see hidden states."""
+        """Some of those that decode want to see hidden states or routed experts."""
         for row, sequence in enumerate(self.sequences):
-            if sequence.request.params.hidden_states is not None:
-                self._show(Shown(sequence, 1, is_prompt=False, is_last=True), row + 1)
-
-    def _show(self, shown: Shown, end: int) -> None:
-        self.shown.append(shown)
-        self._shown.append(np.arange(end - shown.count, end, dtype=np.int32))
+            shown, params = Shown(sequence, 1, is_prompt=False, is_last=True), sequence.request.params
+            if params.hidden_states is not None:
+                self.hidden.add(shown, row + 1)
+            if params.routed_experts is not None:
+                self.experts.add(shown, row + 1)
 
     def computed(self) -> Iterator[tuple[Sequence, int]]:
         """Each row's sequence and number of tokens."""
@@ -236,7 +237,8 @@ class StepBuilder:
             page_copies=page_copies,
             window=self._window_pages(),
             states=states,
-            shown=_joined(self._shown),
+            shown=self.hidden.places(),
+            routed=self.experts.places(),
             embed_places=_joined(self._embed_places),
             embeds=_joined(self._embeds),
             media=self._media.build(),

@@ -11,8 +11,11 @@ import pytest
 
 from runtime import Engine
 from runtime.actors.ranks import Ranks
+from runtime.engine import StreamSink
 from runtime.errors import Busy, InvalidRequest, StartError, Unavailable
 from runtime.messages.memory import PARTS
+from runtime.messages.requests import GenerateRequest, Tokens
+from runtime.messages.sampling import SamplingParams
 from tests.actors.test_supervisor import NULL, answer, kill, settled
 from tests.models.make import make_checkpoint
 
@@ -192,3 +195,39 @@ async def test_tokens_are_the_same_after_it(tmp_path: Path) -> None:
             0
         ].supervisor.generation == 2
         assert (await engine.generate(prompt, **GREEDY)).token_ids == theirs, "new ranks have the new weights"
+
+
+async def test_a_server_without_weights_waits_for_them(tmp_path: Path) -> None:
+    """It is loading, holds requests, and serves them with the weights that come; a failed update changes
+    nothing."""
+    folder = make_checkpoint("qwen3", tmp_path / "one")
+    async with Engine(model_path=str(folder), **CPU) as engine:
+        expected = (await engine.generate([5, 6, 7], **GREEDY)).token_ids
+    waiting = Engine(
+        model_path=str(folder),
+        load_format="dummy",
+        checkpoint_engine_wait_weights_before_ready=True,
+        **(CPU | {"enable_memory_saver": False}),
+    )
+    with pytest.raises(StartError, match="runtime serve"):
+        await waiting.__aenter__()
+    core, sink = waiting._core, StreamSink(1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(core.run)
+        with anyio.fail_after(60):
+            while "waiting for weights" not in core.health().detail:
+                await anyio.sleep(0.005)
+        params = SamplingParams(**GREEDY)
+        core.submit(GenerateRequest(id="x", prompt=Tokens([5, 6, 7]), params=params, arrival_s=0.0), sink)
+        with pytest.raises(InvalidRequest):
+            await core.memory_saver.update_weights(str(tmp_path / "nowhere"))
+        await anyio.wait_all_tasks_blocked()
+        assert core.health().state == "loading" and core.load().steps == 0 and core.load().waiting == 1
+        await core.memory_saver.update_weights(str(folder))
+        await core.wait_ready()
+        assert core.health().state == "ready"
+        found: list[int] = []
+        while deltas := await sink.take():
+            found += [token for delta in deltas for token in delta.token_ids]
+        assert found == expected
+        tasks.cancel_scope.cancel()

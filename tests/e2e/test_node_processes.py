@@ -198,18 +198,23 @@ def test_a_node_that_is_interrupted_ends_cleanly_and_node_0_waits(servers: Serve
 
 
 def test_each_ends_when_the_other_does_not_come_back(tmp_path: Path, host: tuple[str, list[str]]) -> None:
-    for killed in (0, 1):
-        folder = tmp_path / str(killed)
-        folder.mkdir()
-        servers = Servers(folder, host, "--dist-timeout", "10")
-        try:
-            processes = [servers.start(0), servers.start(1)]
+    """Two pairs of nodes at the same time: each pair waits for the whole of --dist-timeout."""
+    pairs: list[Servers] = []
+    try:
+        for killed in (0, 1):
+            folder = tmp_path / str(killed)
+            folder.mkdir()
+            pairs.append(Servers(folder, host, "--dist-timeout", "10"))
+        processes = [[servers.start(0), servers.start(1)] for servers in pairs]
+        for killed, servers in enumerate(pairs):
             servers.until("ready")
-            processes[killed].send_signal(signal.SIGKILL)
-            assert processes[1 - killed].wait(PATIENCE_S) == 1
+            processes[killed][killed].send_signal(signal.SIGKILL)
+        for killed, servers in enumerate(pairs):
+            assert processes[killed][1 - killed].wait(PATIENCE_S) == 1
             log = servers.log(1 - killed)
             assert re.search("did not come within --dist-timeout 10 s", log) and "Traceback" not in log
-        finally:
+    finally:
+        for servers in pairs:
             servers.close()
 
 

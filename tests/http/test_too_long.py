@@ -8,7 +8,6 @@ import openai
 import pytest
 from langchain_core.exceptions import ContextOverflowError
 from langchain_openai import ChatOpenAI
-from litellm.litellm_core_utils.exception_mapping_utils import ExceptionCheckers
 
 from runtime.http.app import http_app
 from tests.http.fake import FakeService
@@ -48,6 +47,9 @@ async def test_in_all_apis(path: str, body: dict[str, Any], param: str | None, i
         and message.startswith("prompt is too long: 100")
         and message.endswith(MESSAGE_END)
     )
+    # imported here: it takes seconds, which each process of the suite would spend
+    from litellm.litellm_core_utils.exception_mapping_utils import ExceptionCheckers
+
     assert ExceptionCheckers.is_error_str_context_window_exceeded(message)
     if param is not None:
         assert (error["code"], error["param"], error["type"]) == (

@@ -9,7 +9,7 @@ from runtime.metrics.table import process_usage
 
 
 def test_names_follow_the_conventions() -> None:
-    instruments = list(vars(Metrics()).values())
+    instruments = Metrics().instruments()
     assert len({one.name for one in instruments}) == len(instruments)
     for one in instruments:
         assert re.fullmatch(r"runtime_[a-z_]+", one.name) and one.help.endswith(".")

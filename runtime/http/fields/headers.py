@@ -3,6 +3,7 @@ http/auth.py."""
 
 from math import isfinite
 
+import msgspec
 from msgspec import Struct
 from starlette.datastructures import Headers
 
@@ -19,6 +20,13 @@ REPLICA = "x-data-parallel-rank"  # index of a replica
 MAX_CHARS = 256
 
 
+class LabelHeader(Struct, frozen=True):
+    """The header with labels for metrics, and the names that it may use."""
+
+    name: str
+    allowed: tuple[str, ...]
+
+
 class RequestHeaders(Struct, frozen=True):
     """Fields of a GenerateRequest that come from headers."""
 
@@ -28,11 +36,13 @@ class RequestHeaders(Struct, frozen=True):
     replica: int | None = None
     transfer: Transfer | None = None
     traceparent: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
     bearer: bytes = b""  # of `authorization`, for a Transfer whose room the body names
 
 
-def read_headers(headers: Headers) -> RequestHeaders:
-    """The fields that `headers` set. Raises InvalidRequest, naming the header."""
+def read_headers(headers: Headers, label_header: LabelHeader | None = None) -> RequestHeaders:
+    """The fields that `headers` set. `label_header`: None: no request has labels. Raises InvalidRequest,
+    naming the header."""
     routing_key = next((name for header in ROUTING_KEYS if (name := _name(headers, header))), "")
     return RequestHeaders(
         routing_key,
@@ -41,6 +51,7 @@ def read_headers(headers: Headers) -> RequestHeaders:
         _index(headers, REPLICA),
         None if (half := headers.get(TRANSFER)) is None else parse_header(half),
         _traceparent(headers),
+        () if label_header is None else _labels(headers, label_header),
         _bearer(headers),
     )
 
@@ -49,6 +60,20 @@ def _traceparent(headers: Headers) -> str:
     """The header `traceparent` of W3C Trace Context; one of another form counts as none."""
     value = headers.get(TRACEPARENT, "")
     return value if len(value) <= MAX_CHARS else ""
+
+
+def _labels(headers: Headers, header: LabelHeader) -> tuple[tuple[str, str], ...]:
+    """The allowed labels; others are left out, as in SGLang."""
+    value = headers.get(header.name)
+    if value is None:
+        return ()
+    try:
+        given = msgspec.json.decode(value.encode("latin-1"), type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise InvalidRequest(
+            f"the header {header.name} must be a JSON object of labels and their texts", param=header.name
+        ) from None
+    return tuple([(name, given[name]) for name in header.allowed if name in given])
 
 
 def _bearer(headers: Headers) -> bytes:

@@ -53,6 +53,7 @@ _NAMES = {name: f"sampling_params.{name}" for name in _SAME} | {
     "prompt_logprobs": "top_logprobs_num",
     "logprob_ids": "token_ids_logprob",
     "hidden_states": "return_hidden_states",
+    "routed_experts": "return_routed_experts",
 }
 
 
@@ -80,7 +81,7 @@ def generate(service: Service, content: bytes, *, is_disjoint: bool = False) -> 
     shown: Sequence[HiddenOptions] = _each(body.return_hidden_states, False, count, "return_hidden_states")
     thinking = _thinking(service, body)
     params = [
-        _params(*options, service.card.preferred, body.custom_logit_processor, thinking)
+        _params(*options, service.card.preferred, body, thinking)
         for options in zip(sampling, logprobs, shown, strict=True)
     ]
     silent = [one.max_new_tokens == 0 for one in sampling]
@@ -198,7 +199,7 @@ def _params(
     logprobs: LogprobOptions,
     shown: HiddenOptions,
     preferred: Fields,
-    processor: str | None,
+    whole: GenerateBody,
     thinking: ThinkingLimit | None,
 ) -> SamplingParams:
     if logprobs.start < -1:
@@ -222,8 +223,10 @@ def _params(
             values["logprob_ids"] = logprobs.ids
     if shown:
         values["hidden_states"] = "last" if shown == "last" else "all"
-    if processor is not None:
-        values["processor"] = _processor(processor, body.custom_params)
+    if whole.return_routed_experts:
+        values["routed_experts"] = whole.routed_experts_start_len or 0
+    if whole.custom_logit_processor is not None:
+        values["processor"] = _processor(whole.custom_logit_processor, body.custom_params)
     if thinking is not None:
         values["thinking"] = thinking
     rule, where = constraint_of(body, "sampling_params.")

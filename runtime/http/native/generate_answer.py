@@ -8,6 +8,7 @@ import msgspec
 from runtime.errors import RequestError
 from runtime.http.errors import error_object
 from runtime.http.fields import hidden_states as hidden
+from runtime.http.fields import routed_experts
 from runtime.http.fields.cached_tokens import tiers
 from runtime.http.fields.media_usage import cached_media_fields, media_fields
 from runtime.http.native.native_response import Generated
@@ -116,6 +117,9 @@ class GenerateAnswerFormat:
             meta["hidden_states"] = hidden.last(output.hidden)
         elif end is not None and request.params.hidden_states is not None and not self.is_disjoint:
             meta["hidden_states"] = hidden.as_json(output.hidden)
+        if end is not None and request.params.routed_experts is not None:
+            meta["routed_experts"] = routed_experts.as_base64(output.experts)
+            meta["routed_experts_start_len"] = request.params.routed_experts
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
     def _tiers(self, output: Output | Finish) -> Fields | None:

@@ -60,6 +60,8 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     token_ids_logprob: list[int | list[int]] | None = None
     return_text_in_logprobs: bool | None = None
     return_hidden_states: HiddenOptions | A[list[HiddenOptions], Batch] | None = None
+    return_routed_experts: bool | None = None
+    routed_experts_start_len: A[int, Meta(ge=0)] | None = None  # the first token whose experts are returned
     # accepted without effect
     log_metrics: bool | None = None
     no_logs: bool | None = None
@@ -96,8 +98,6 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     return_bytes: JsonValue = None
     return_entropy: JsonValue = None
     return_prompt_token_ids: JsonValue = None
-    return_routed_experts: JsonValue = None
-    routed_experts_start_len: JsonValue = None
     return_sampling_mask: JsonValue = None
     custom_labels: JsonValue = None
 

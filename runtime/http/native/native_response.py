@@ -44,6 +44,8 @@ class MetaInfo(Struct, kw_only=True, forbid_unknown_fields=True):
     spec_accept_length: float | UnsetType = UNSET  # tokens that such a step brought on average
     spec_accept_histogram: list[int] | UnsetType = UNSET  # steps with 0, 1, 2, ... accepted drafts
     hidden_states: JsonValue | UnsetType = UNSET  # in SGLang's form: fields/hidden_states.py
+    routed_experts: str | UnsetType = UNSET  # as fields/routed_experts.py writes them
+    routed_experts_start_len: int | UnsetType = UNSET
     input_token_logprobs: list[Triple] | UnsetType = UNSET
     input_top_logprobs: list[list[Triple] | None] | UnsetType = UNSET
     input_token_ids_logprobs: list[list[Triple] | None] | UnsetType = UNSET

@@ -12,6 +12,7 @@ from runtime.http.fields.bootstrap import transfer_of
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
+from runtime.http.fields.routed_experts import extension
 from runtime.http.fields.media import MediaParts
 from runtime.http.fields.model import adapters_of, response_model
 from runtime.http.fields.replica import replica_of
@@ -60,6 +61,7 @@ NAMES = {
     "logprob_ids": "logprob_token_ids",
     "id": "rid",
     "hidden_states": "return_hidden_states",
+    "routed_experts": "return_routed_experts",
 }
 # alternative names, used where the client used them
 OR = {"max_new_tokens": "max_completion_tokens", "input_ids": "input_ids", "id": "request_id"}
@@ -241,7 +243,10 @@ class ChatAnswerFormat:
         chunks = [_choice(choice, message_delta) for message_delta in deltas]
         chunks[0] |= {"logprobs": self._logprobs(delta.logprobs)} | self._ids(delta.token_ids)
         chunks[-1] |= self._finish(choice, delta.finish)
-        return head + b"".join([self.envelope.chunk(chunk, CHUNK) for chunk in chunks])
+        more = [{}] * (len(chunks) - 1) + [extension(delta.experts)]
+        return head + b"".join(
+            [self.envelope.chunk(chunk, CHUNK, **own) for chunk, own in zip(chunks, more, strict=True)]
+        )
 
     def tail(self) -> bytes:
         """The last events of a stream that succeeded."""
@@ -275,6 +280,7 @@ class ChatAnswerFormat:
             self.envelope.head()
             | {"choices": choices, "usage": usage_of(outputs, len(outputs), self.envelope.meter.report)}
             | more
+            | extension(first.experts)
         )
 
     def _begin(self, choice: int, delta: Delta) -> bytes:

@@ -127,8 +127,6 @@ class NotServed(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """Sampling fields, and those that are refused unless their value asks for nothing (parameters.py)."""
 
     lora_path: str | list[str | None] | None = None
-    return_routed_experts: JsonValue = None
-    routed_experts_start_len: JsonValue = None
     routed_experts_prompt_start: JsonValue = None
     return_cached_tokens_details: JsonValue = None
     custom_params: JsonValue = None
@@ -171,6 +169,8 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     # what the answer contains in addition to the text
     return_token_ids: bool | None = None
     return_hidden_states: bool | Literal["last"] | None = None
+    return_routed_experts: bool | None = None
+    routed_experts_start_len: A[int, Meta(ge=0)] | None = None
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None

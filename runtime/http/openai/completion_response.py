@@ -142,6 +142,12 @@ class ChatChoice(Choice, kw_only=True, forbid_unknown_fields=True):
     logprobs: ChatLogprobs | None
 
 
+class Extension(Struct, forbid_unknown_fields=True):
+    """What SGLang adds to answers."""
+
+    routed_experts: str  # as fields/routed_experts.py writes them
+
+
 class ChatCompletion(Struct, kw_only=True, forbid_unknown_fields=True):
     """The response of /v1/chat/completions."""
 
@@ -152,6 +158,7 @@ class ChatCompletion(Struct, kw_only=True, forbid_unknown_fields=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    sglext: Extension | UnsetType = UNSET
     prompt_logprobs: list[JsonDict | None] | UnsetType = UNSET
 
 
@@ -206,6 +213,7 @@ class ChatChunk(Struct, kw_only=True, forbid_unknown_fields=True):
     choices: list[ChunkChoice]
     usage: Usage | None | UnsetType = UNSET
     prompt_token_ids: list[int] | None | UnsetType = UNSET
+    sglext: Extension | UnsetType = UNSET
 
 
 class TextLogprobs(Struct, forbid_unknown_fields=True):
@@ -234,6 +242,7 @@ class Completion(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     choices: list[TextChoice]
     usage: Usage | None | UnsetType = UNSET
+    sglext: Extension | UnsetType = UNSET
 
 
 class Model(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from runtime.http.fields.bootstrap import transfer_of
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
+from runtime.http.fields.routed_experts import extension
 from runtime.http.fields.model import adapters_of, response_model
 from runtime.http.fields.replica import replica_of
 from runtime.http.fields.request_id import request_ids
@@ -44,6 +45,7 @@ NAMES = {
     "logprob_ids": "logprob_token_ids",
     "id": "rid",
     "hidden_states": "return_hidden_states",
+    "routed_experts": "return_routed_experts",
 }
 # alternative names, used where the client used them
 OR = {"n": "best_of", "prompt_logprobs": "prompt_logprobs", "id": "request_id"}
@@ -82,6 +84,11 @@ def completions(service: Service, content: bytes) -> Answer:
         rid if isinstance(rid, str) else None,
         service.card.cache_report,
     )
+    if body.return_routed_experts and len(prompts) > 1:
+        raise InvalidRequest(
+            "return_routed_experts is for one answer; give one prompt, or use /generate",
+            param="return_routed_experts",
+        )
     requests = [
         GenerateRequest(
             id=id,
@@ -270,7 +277,8 @@ class CompletionAnswerFormat:
         ids = self._ids(delta.token_ids, delta.prompt_ids)
         more = ids | ({"hidden_states": last(delta.hidden)} if delta.hidden else {})
         return self.envelope.chunk(
-            _choice(choice, text) | {"logprobs": logprobs} | more | finish_fields(delta.finish)
+            _choice(choice, text) | {"logprobs": logprobs} | more | finish_fields(delta.finish),
+            **extension(delta.experts),
         )
 
     def tail(self) -> bytes:
@@ -295,7 +303,7 @@ class CompletionAnswerFormat:
         return self.envelope.head() | {
             "choices": choices,
             "usage": usage_of(outputs, num_sampled, self.envelope.meter.report),
-        }
+        } | extension(outputs[0].experts)
 
     def _best(self, first: int, outputs: list[Output]) -> list[int]:
         """The choices to return of the prompt whose choices begin at `first`: all, or the likeliest."""

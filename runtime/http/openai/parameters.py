@@ -146,6 +146,9 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "input_ids": "the prompt; `messages` are then not rendered",
                 "return_hidden_states": "`hidden_states` in each choice, in a stream in its last chunk: "
                 "the state from which the last token was sampled; --enable-return-hidden-states",
+                "return_routed_experts": "`sglext.routed_experts` next to the one choice, in a stream in its last "
+                "chunk; --enable-return-routed-experts",
+                "routed_experts_start_len": "the first token whose experts are returned",
                 "lora_path": "the name of a loaded adapter; for several prompts also a list: lora.md",
                 "return_prompt_token_ids": "`prompt_token_ids` in each choice",
                 "use_audio_in_video": "the model is given the sounds of videos, too: media.md",
@@ -205,8 +208,6 @@ PARAMETERS: dict[str, Parameter] = dict(
             "SGLang",
             "400",
             {
-                "return_routed_experts": "ranks report tokens only",
-                "routed_experts_start_len": "ranks report tokens only",
                 "return_cached_tokens_details": "usage has the sum",
                 "return_meta_info": "/generate has it",
                 "custom_params": "for a logit processor",
@@ -217,7 +218,7 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "min_dynamic_patch": _IMAGES,
                 "disagg_prefill_dp_rank": _DATA_PARALLEL,
                 "ngram_corpus_id": "texts are found by themselves: speculation.md",
-                "custom_labels": "metrics have fixed labels",
+                "custom_labels": "a header has them: --tokenizer-metrics-custom-labels-header",
                 "task": "use the chat template",
             },
         ),
@@ -233,7 +234,7 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "ec_transfer_params": _DISAGGREGATION,
                 "vllm_xargs": "there are no plug-ins",
                 "repetition_detection": "see repetition_penalty",
-                "routed_experts_prompt_start": "ranks report tokens only",
+                "routed_experts_prompt_start": "see routed_experts_start_len",
                 "return_token_offsets": "/tokenize has token_strs",
                 "return_prompt_text": "return_token_ids returns the prompt's tokens",
                 "media_io_kwargs": _IMAGES,

@@ -37,6 +37,13 @@ def sampling_params(
     if body.return_hidden_states:
         values["hidden_states"] = "last"
     values.update({name: value for name, value in more.items() if value is not None})
+    if body.return_routed_experts:
+        if values.get("n", 1) != 1:
+            raise InvalidRequest(
+                "return_routed_experts is for one answer; leave n at 1, or use /generate",
+                param="return_routed_experts",
+            )
+        values["routed_experts"] = body.routed_experts_start_len or 0
     if body.logprob_token_ids and not values.get("logprobs"):
         raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
     if body.prompt_logprobs is not None and body.stream:

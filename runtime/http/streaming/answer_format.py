@@ -30,6 +30,7 @@ class Output:
         "reasoning_tokens",
         "vector",
         "hidden",
+        "experts",
         "first_ns",
     )
 
@@ -49,6 +50,7 @@ class Output:
         self.vector: np.ndarray | None = None
         # hidden states: the prompt's, then a row for each token but the last
         self.hidden: list[np.ndarray] = []
+        self.experts: list[np.ndarray] = []  # routed experts, in the same order
 
     def add(self, delta: Delta) -> None:
         """Appends a delta of the sequence."""
@@ -67,6 +69,7 @@ class Output:
         if delta.vector is not None:
             self.vector = delta.vector
         self.hidden += delta.hidden or ()
+        self.experts += delta.experts or ()
 
     def as_delta(self) -> Delta:
         """The whole output as the only delta of sequence 0, for formats that write answers and streams

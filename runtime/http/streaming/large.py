@@ -43,13 +43,13 @@ async def compute(function: Callable[..., T], *args: object) -> T:
 
 def may_be_large(requests: Sequence[GenerateRequest], limits: Limits) -> bool:
     """Whether the answers together may have more log probabilities than are written on the event loop, or
-    hidden states."""
+    hidden states or routed experts."""
     entries = 0
     for request in requests:
         params = request.params
         if is_free(params):
             continue
-        if params.hidden_states is not None:
+        if params.reports_tokens:
             return True
         longest = limits.longest if params.max_new_tokens is None else params.max_new_tokens
         entries += cost_of(
@@ -62,7 +62,7 @@ def is_large(deltas: Mapping[int, Delta]) -> bool:
     """Whether the events of deltas are written in a thread."""
     entries = 0
     for delta in deltas.values():
-        if delta.hidden:
+        if delta.hidden or delta.experts:
             return True
         for tokens in (delta.logprobs, delta.prompt_logprobs):
             if tokens:

@@ -25,6 +25,7 @@ def merged(first: Delta, second: Delta) -> Delta:
         events=joined(first.events, second.events),
         reasoning_tokens=first.reasoning_tokens + second.reasoning_tokens,
         hidden=joined(first.hidden, second.hidden),
+        experts=second.experts,
     )
 
 

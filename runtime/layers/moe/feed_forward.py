@@ -165,6 +165,8 @@ class SparseFeedForward(Layer):
             None  # what Experts.pack or Experts.pack_quantized made of the weights
         )
         self.counts: Tensor | None = None  # int32 [experts]: routed tokens are counted here, if it is set
+        # int32 [tokens, k]: the experts of each token of a step are written here, if it is set
+        self.routed: Tensor | None = None
 
     def allocate(self, formats: FormatLookup) -> None:
         """Takes memory for the experts of this rank. Raises ModelError where they are quantized
@@ -193,6 +195,8 @@ class SparseFeedForward(Layer):
                 self._exchanged(exchange, self.sequence_parallel, x, ids, weights, batch), shared
             )
         self.count(ids, batch.is_real)
+        if self.routed is not None:
+            self.routed[: len(ids)].copy_(ids[: len(self.routed)])
         if self.table is not None:
             ids = self.table.places(ids)
         experts, start = self.device.experts, self.local.start

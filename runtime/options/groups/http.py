@@ -230,10 +230,7 @@ class Api(Group, frozen=True, kw_only=True):
     )
     enable_return_routed_experts: A[
         bool,
-        planned(
-            "Let requests ask which experts computed their tokens.",
-            note="ranks report tokens alone; --expert-distribution-recorder-mode counts experts",
-        ),
+        option("Let requests ask which experts computed their tokens."),
     ] = False
     constrained_json_whitespace_pattern: A[
         str | None,

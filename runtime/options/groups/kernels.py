@@ -209,7 +209,13 @@ class Kernels(Group, frozen=True, kw_only=True):
     ds_heavy_channel_type: A[str, on_device("cuda", "Which projection the channels are chosen by.")] = "qk"
     ds_sparse_decode_threshold: A[Count, on_device("cuda", "Length from which decodes become sparse.")] = 4096
     hierarchical_sparse_attention_extra_config: A[
-        str | None, planned("Settings of sparse attention over a tiered cache, as JSON.")
+        str | None,
+        refused(
+            "Settings of sparse attention over a tiered cache, as JSON.",
+            "decodes of any model would attend to the pages that a score of their keys picks (quest), which its "
+            "weights were not trained for; models with an indexer of their own are sparse by themselves, and "
+            "--enable-hierarchical-cache keeps prefixes in host memory",
+        ),
     ] = None
 
 

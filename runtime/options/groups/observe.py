@@ -5,15 +5,10 @@ from typing import Literal
 
 from msgspec import Meta, Struct
 
-from runtime.options.declare import Amount, Count, Group, Json, option, planned, superseded
+from runtime.options.declare import Amount, Count, Group, Json, option, superseded
 
 Endpoint = A[str, Meta(pattern="^(tcp|ipc)://.+")]
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"  # of events; other machines reach an endpoint that is named only
-
-
-OF_REQUESTS = (
-    "a request's own labels would be time series without number; --export-metrics-to-file has a line for each"
-)
 
 
 class KVEvents(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -49,14 +44,15 @@ class Observe(Group, frozen=True, kw_only=True):
         ),
     ] = False
     tokenizer_metrics_custom_labels_header: A[
-        str, planned("Request header with further labels for the metrics.", note=OF_REQUESTS)
+        str, option("Request header with further labels for the metrics, as a JSON object.")
     ] = "x-custom-labels"
     tokenizer_metrics_allowed_custom_labels: A[
         tuple[str, ...] | None,
-        planned(
+        option(
             "Labels that this header may set.",
             aliases=("--tokenizer-metrics-allowed-customer-labels",),
-            note=OF_REQUESTS,
+            note="each has at most 64 values, others count as `other`; figures of requests by these labels have names "
+            "of their own, runtime_labelled_...",
         ),
     ] = None
     extra_metric_labels: A[Json | None, option("Labels that all metrics carry, as JSON.")] = None

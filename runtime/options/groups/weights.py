@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Count, Derived, Group, Whole, option, planned, superseded
+from runtime.options.declare import Count, Derived, Group, Whole, option, superseded
 from runtime.options.facts import MachineFacts
 
 
@@ -11,7 +11,12 @@ class Weights(Group, frozen=True, kw_only=True):
     """Weight updates and checkpoints"""
 
     checkpoint_engine_wait_weights_before_ready: A[
-        bool, planned("Stay in loading until a checkpoint engine has delivered the weights.")
+        bool,
+        option(
+            "Stay in loading until a checkpoint engine has delivered the weights.",
+            note="requests wait until a POST to /update_weights_from_disk has succeeded; with --load-format dummy "
+            "no weights are read before",
+        ),
     ] = False
     weight_version: A[
         str,

@@ -190,6 +190,28 @@ def counts_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> s
     return f"{flag} counts the tokens of experts, and {what} has none that it could; leave it out"
 
 
+def reported_experts_are_on_one_rank(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """--enable-return-routed-experts: rank 0 reports, and must route all tokens in all layers."""
+    if not plan.api.enable_return_routed_experts:
+        return None
+    parallel, flag = plan.parallel, "--enable-return-routed-experts"
+    if not device.has_logits:
+        return f"{flag} is not possible: --device {device.name} computes no experts; choose another device"
+    if model.moe is None or model.moe.is_on_all_ranks:
+        return f"{flag} reports experts, and this model has none that it could; leave it out"
+    others = {
+        "--pipeline-parallel-size": parallel.pipeline_parallel_size > 1,
+        "--enable-dp-attention": parallel.enable_dp_attention,
+        "--attention-context-parallel-size": parallel.attention_context_parallel_size > 1,
+        "--moe-a2a-backend": plan.experts.moe_a2a_backend != "none",
+        "--enable-two-batch-overlap": plan.kernels.enable_two_batch_overlap,
+    }
+    for other, is_set in others.items():
+        if is_set:
+            return f"{flag} takes ranks that route all tokens of a step at once, without {other}; leave one out"
+    return None
+
+
 def shared_experts_have_others(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """A second stream for shared experts needs a model with shared experts."""
     if plan.ascend.npu_multi_stream and (model.moe is None or not model.moe.shared_size):
@@ -214,5 +236,6 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     all_to_all_has_experts,
     copies_fit_places,
     counts_have_experts,
+    reported_experts_are_on_one_rank,
     shared_experts_have_others,
 )

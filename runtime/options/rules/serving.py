@@ -114,19 +114,24 @@ def whole_images_go_through(plan: Plan, model: ModelFacts, device: DeviceFacts) 
 
 
 def labels_have_names(options: Values) -> str | None:
-    """Labels of --extra-metric-labels are valid Prometheus names, do not clash with ours, and have string
-    values."""
+    """Labels of --extra-metric-labels and of requests are valid Prometheus names, do not clash with ours or
+    each other, and have string values."""
     labels = options["extra_metric_labels"] or {}
-    wrong = [
-        name
-        for name in labels
-        if not fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", name) or name in OWN_LABELS or name.startswith("__")
-    ]
-    if wrong:
-        return (
-            f"--extra-metric-labels: {', '.join(wrong)} cannot be a label (letters, digits and _, and none "
-            f"of {', '.join(sorted(OWN_LABELS))})"
-        )
+    of_requests = options["tokenizer_metrics_allowed_custom_labels"] or ()
+    for option, names, taken in (
+        ("--extra-metric-labels", labels, OWN_LABELS),
+        ("--tokenizer-metrics-allowed-custom-labels", of_requests, OWN_LABELS | set(labels)),
+    ):
+        wrong = [
+            name
+            for name in names
+            if not fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", name) or name in taken or name.startswith("__")
+        ]
+        if wrong:
+            return (
+                f"{option}: {', '.join(wrong)} cannot be a label (letters, digits and _, and none "
+                f"of {', '.join(sorted(taken))})"
+            )
     if words := [name for name, value in labels.items() if not isinstance(value, str)]:
         return f"--extra-metric-labels: the value of {', '.join(words)} must be a string"
     return None

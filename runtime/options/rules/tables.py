@@ -5,6 +5,7 @@ option starts to work.
 """
 
 from collections.abc import Iterator
+from functools import cache
 
 from runtime.options.declare import Value
 from runtime.options.rules.base import Values, flag, is_set
@@ -46,6 +47,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("generation_tokens_buckets", ("collect_tokens_histogram",)),
     ("enable_prefix_mm_cache", ("encoder_only",)),
     ("dllm_algorithm_config", ("dllm_algorithm",)),
+    ("tokenizer_metrics_custom_labels_header", ("tokenizer_metrics_allowed_custom_labels",)),
     ("tbo_token_distribution_threshold", ("enable_two_batch_overlap",)),
     ("enable_single_batch_overlap", ("moe_a2a_backend",)),
     ("deepep_mode", ("moe_a2a_backend",)),
@@ -176,24 +178,23 @@ def problems(options: Values) -> list[str]:
     return [*_needs(options), *_requires(options), *_excludes(options), *_allows(options), *_divides(options)]
 
 
-def _matches(name: str, pattern: str) -> bool:
-    return name.startswith(pattern) if pattern.endswith("_") else name == pattern
+@cache
+def _dependent(pattern: str) -> tuple[str, ...]:
+    """Names of the options that a pattern of NEEDS means."""
+    if pattern.endswith("_"):
+        return tuple(row.name for row in rows() if row.name.startswith(pattern))
+    return (pattern,)
 
 
 def _needs(options: Values) -> Iterator[str]:
     for pattern, switches in NEEDS:
         if any(is_set(options, switch) for switch in switches):
             continue
-        for row in rows():
-            if (
-                row.name in options
-                and _matches(row.name, pattern)
-                and row.name not in switches
-                and is_set(options, row.name)
-            ):
+        for name in _dependent(pattern):
+            if name in options and name not in switches and is_set(options, name):
                 yield (
-                    f"{row.flag} does nothing without {' or '.join(map(flag, switches))}; add it, or leave "
-                    f"{row.flag} out"
+                    f"{flag(name)} does nothing without {' or '.join(map(flag, switches))}; add it, or leave "
+                    f"{flag(name)} out"
                 )
 
 

@@ -323,7 +323,7 @@ def other_value(name: str) -> Any:
 
 @pytest.mark.parametrize(("pattern", "switches"), tables.NEEDS, ids=lambda x: str(x))
 def test_what_needs_another(pattern: str, switches: tuple[str, ...]) -> None:
-    names = [row.name for row in rows() if tables._matches(row.name, pattern) and row.name not in switches]
+    names = [name for name in tables._dependent(pattern) if name in by_name() and name not in switches]
     assert names, "the pattern names nothing"
     for name in names:
         given = values(**{name: other_value(name)})

@@ -129,7 +129,7 @@ class Responses:
             service = service_for(self.service, tenant_in(request.scope))
             prepared, ignored = await self._prepared(service, request, settings)
             serving = answer(service, prepared, self.store.put)
-            serving.exchange.apply_headers(read_headers(request.headers))
+            serving.exchange.apply_headers(read_headers(request.headers, settings.label_header))
             serving.interval = settings.stream_interval
             if prepared.body.background:
                 return warned(await self._start(prepared, serving, service.tenant), ignored)
