@@ -42,5 +42,5 @@ def test_how_far_kernels_are_joined(words: str) -> None:
 )
 def test_what_no_card_has_run_is_asked_for(words: str, changed: dict[str, int]) -> None:
     options = plan(f"--device cuda {words}").device_options
-    none = {"gemv_rows": 0, "starts_early": False, "lists_work": False}
+    none = {"gemv_rows": 1, "starts_early": False, "lists_work": False}
     assert {name: options[name] for name in none} == none | changed

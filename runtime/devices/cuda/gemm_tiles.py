@@ -10,19 +10,17 @@ from dataclasses import dataclass
 
 from runtime.devices.cuda.kernels.launch import INTERPRETER, Gpu, next_power_of_2
 
-# scheme -> number of rows from which torch's own product is taken instead of Triton's
-TORCH_FROM = {"fp8": 33, "fp8_static": 33, "int8": 65, "int8_static": 65}
+# scheme -> number of rows from which torch's own product is taken instead of Triton's; that of "fp8_block" on an
+# H100, the others as reasoned
+TORCH_FROM = {"fp8": 33, "fp8_static": 33, "fp8_block": 64, "int8": 65, "int8_static": 65}
 # whether sums of 8-bit floats with scales of blocks are kept in one multiplication a block
-# (kernels/gemm.py: BLOCKED), which no card has run yet. TORCH_FROM takes "fp8_block" for torch's product
-SUMS_BY_BLOCK = False
-# schemes whose 4-bit weights are packed in fragments (kernels/fragments.py), where their groups allow it;
-# "int4_weight" is the one that can be, and is not, as no card has shown yet that it pays. MXFP4 always is
-FRAGMENT_SCHEMES: frozenset[str] = frozenset()
-# the most rows of products with weights in full that kernels/gemv.py computes in place of cuBLAS; 0: none, as
-# no card has shown yet from which number of rows on cuBLAS is faster (--gemv-max-rows)
-GEMV_ROWS = 0
+# (kernels/gemm.py: BLOCKED): on an H100 faster with any number of rows
+SUMS_BY_BLOCK = True
+# schemes whose 4-bit weights are packed in fragments (kernels/fragments.py), where their groups allow it: on an
+# H100 twice as fast with any number of rows. MXFP4 always is
+FRAGMENT_SCHEMES = frozenset({"int4_weight"})
 # slots of an expert on average from which on torch's grouped product computes experts in 16 bits; None: at no
-# number, as no card has shown yet from which one on it is faster than ours
+# number, as on an H100, where ours was faster with any
 TORCH_GROUPED_FROM: int | None = None
 # MoE slots up to which each is a tile of its own: the kernels that align them would cost more than sharing
 # weights saves

@@ -13,7 +13,6 @@ from runtime.devices.cuda import attention as paged
 from runtime.devices.cuda import gemm
 from runtime.devices.cuda.attention import AttentionPlan
 from runtime.devices.cuda.attention_backends import HybridAttentionBackend, PhasePlans
-from runtime.devices.cuda.gemm_tiles import GEMV_ROWS
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.gemv import gemv, takes_gemv
 from runtime.devices.cuda.kernels.launch import Gpu, starts_early
@@ -23,7 +22,7 @@ from runtime.devices.cuda.kernels.rotary import rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.mla import UpProjection, mla_attention, pack_latent
-from runtime.devices.cuda.options import KernelFusion
+from runtime.devices.cuda.options import GEMV_ROWS, KernelFusion
 from runtime.devices.cuda.prepared import PreparedInputs
 from runtime.devices.cuda.weights import PackedWeight, pack
 from runtime.devices.sampling_inputs import SamplingInputs

@@ -11,6 +11,7 @@ SymmetricMemory = Literal["off", "try", "on"]
 KernelFusion = Literal["off", "safe", "all"]
 
 MOST_GEMV_ROWS = 8  # kernels/gemv.py multiplies rows one by one
+GEMV_ROWS = 1  # on an H100 cuBLAS was faster with two
 
 
 class CudaOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,7 +25,7 @@ class CudaOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     nccl_window: bool = False  # the same, by NCCL
     checks_peers: bool = False  # ranks start only where the cards have access to each other's memory
     kernel_fusion: KernelFusion = "safe"
-    gemv_rows: int = 0  # the most rows of products of kernels/gemv.py
+    gemv_rows: int = GEMV_ROWS  # the most rows of products of kernels/gemv.py
     lists_work: bool = False  # decode rows are divided among programs by a list on the device
     starts_early: bool = False  # kernels start before those ahead of them have ended
     fp8_gemm_backend: str = "by_rows"

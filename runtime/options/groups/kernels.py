@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from msgspec import Meta
 
 from runtime.devices.attention_backends import BACKENDS
-from runtime.devices.cuda.options import MOST_GEMV_ROWS
+from runtime.devices.cuda.options import GEMV_ROWS, MOST_GEMV_ROWS
 from runtime.devices.facts import DeviceFacts
 from runtime.messages.prompt_split import PromptSplit
 from runtime.options.declare import Amount, Auto, Count, Derived, Group, on_device, option, planned, refused
@@ -111,10 +111,10 @@ class Kernels(Group, frozen=True, kw_only=True):
         FewRows,
         option(
             "Most rows of a product with weights in full that is not left to cuBLAS.",
-            note="0: none; no card has shown yet where it is faster (docs/cuda.md)",
+            note="0: none; on an H100 cuBLAS was faster with two rows, and with large weights, which it keeps",
             devices=("cuda",),
         ),
-    ] = 0
+    ] = GEMV_ROWS
     enable_decode_work_list: A[
         bool,
         option(

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda import attention, attention_tiles, gemm_tiles
+from runtime.devices.cuda import attention, attention_tiles
 from runtime.devices.cuda import gemm as gemms
 from runtime.devices.cuda.attention import AttentionLaunch, AttentionPlan
 from runtime.devices.cuda.fragments import BLOCK, PART
@@ -280,9 +280,7 @@ def packings(gpu: Gpu) -> None:
         pair = fragments("mxfp4", 32, 5760, 2880), fragments("mxfp4", 32, 2880, 2880)
         x, ids = torch.empty(count, 2880, dtype=bf16), torch.zeros(count, 4, dtype=torch.int64)
         layer.apply(x, ids, torch.zeros(count, 4), pair)
-    gemm_tiles.SUMS_BY_BLOCK = True
     gemm(torch.empty(4096, 4096, dtype=bf16), by_block(1, 6144, 4096), gpu)
-    gemm_tiles.SUMS_BY_BLOCK = False
 
 
 SCHEMES: list[Scheme] = [
