@@ -27,6 +27,7 @@ from bench.gpu import Bench
 from bench.gpu_experts import CLAMPED, EXPERTS, experts, routing
 from bench.gpu_turns import (
     BY_BLOCK,
+    PLAIN,
     CHECKED,
     FRAGMENTS,
     Calls,
@@ -88,7 +89,7 @@ def ways(weight: Any, gpu: Any) -> dict[str, Way]:
         return with_tables(tables, partial(ours, x, packed))
 
     packed, other = pack(weight, frozenset()), pack(weight, FRAGMENTS)
-    found = {"ours": Way(packed, ours)}
+    found = {"ours": Way(packed, partial(trying, PLAIN))}
     if packed.blocks is not None:
         found["by block"] = Way(packed, partial(trying, BY_BLOCK))
     if other.kind == "fragments4":

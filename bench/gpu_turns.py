@@ -18,7 +18,7 @@ TURN_BYTES = 150 << 20  # of weights that are read in turn
 TURNS = 8  # the most of them
 CHECKED = 4  # rows, or tokens, whose error is measured
 FRAGMENTS = frozenset({"int4_weight"})
-BY_BLOCK = {"SUMS_BY_BLOCK": True}
+PLAIN, BY_BLOCK = {"SUMS_BY_BLOCK": False}, {"SUMS_BY_BLOCK": True}
 
 Calls = list[Callable[[], Any]]
 
