@@ -123,13 +123,13 @@ def latents_of(bench: Bench, gpu: Any, case: Case) -> Prepared:
 
 
 def tiles_of(kind: str, *, is_dry: bool) -> dict[str, Any]:
-    """The default, and the forms of a kind; in a dry run the last one that reads with TMA."""
+    """The default, and the forms of a kind; in a dry run the first one that reads with TMA."""
     from runtime.devices.cuda import attention_tiles as tiles
 
     forms = {"prompt": tiles.PROMPTS, "decode": tiles.DECODES, "few latents": tiles.FEW_LATENTS}
     found = forms.get(kind, tiles.LATENTS)
     if is_dry:
-        name = [name for name, tile in found.items() if tile.walk.tma and not tile.walk.groups][-1]
+        name = next(name for name, tile in found.items() if tile.walk.tma and not tile.walk.groups)
         found = {name: found[name]}
     return {"default": tiles.CHOSEN[kind]} | found
 

@@ -31,13 +31,15 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Sizes of a program: queries, keys at a time, warps, and stages of the pipeline that reads keys."""
+    """Sizes of a program: queries, keys at a time, warps, and stages of the pipeline that reads keys; and how
+    many tiles of keys a split has at least."""
 
     m: int
     n: int
     warps: int
     stages: int
     walk: Walk = Walk()
+    least: int = 4
 
 
 # Tiles of plain attention on Hopper by name, which bench.gpu_attention measures beside what ran there first:
@@ -59,15 +61,21 @@ DECODES = {
     "tma, 5 stages": Tile(16, 64, 4, 5, Walk(tma=True, folds=True)),
     "tma, 7 stages": Tile(16, 64, 4, 7, Walk(tma=True, folds=True)),
     "tma, steps of 128": Tile(16, 64, 4, 3, Walk(tma=True, folds=True, together=2)),
+    "splits of 1 tile": Tile(16, 64, 4, 5, least=1),
+    "tma, splits of 2 tiles": Tile(16, 64, 4, 5, Walk(tma=True, folds=True), least=2),
+    "tma, splits of 1 tile": Tile(16, 64, 4, 5, Walk(tma=True, folds=True), least=1),
 }
 FEW_LATENTS = {  # up to 16 queries
     "tma": Tile(16, 32, 4, 5, Walk(tma=True, folds=True)),
     "tma, 64 keys": Tile(16, 64, 4, 3, Walk(tma=True, folds=True)),
     "tma, 64 keys, 5 stages": Tile(16, 64, 4, 5, Walk(tma=True, folds=True)),
+    "tma, splits of 1 tile": Tile(16, 32, 4, 5, Walk(tma=True, folds=True), least=1),
+    "tma, 64 keys, splits of 1 tile": Tile(16, 64, 4, 3, Walk(tma=True, folds=True), least=1),
 }
 LATENTS = {
     "tma": Tile(64, 32, 8, 3, Walk(tma=True, folds=True)),
     "tma, 64 keys": Tile(64, 64, 8, 2, Walk(tma=True, folds=True)),
+    "tma, 64 keys, splits of 1 tile": Tile(64, 64, 8, 2, Walk(tma=True, folds=True), least=1),
 }
 # which of them is chosen; None: what ran on a card before they were written
 CHOSEN: dict[str, Tile | None] = {"prompt": None, "decode": None, "few latents": None, "latents": None}
@@ -138,6 +146,6 @@ def select_tile(tile_queries: int, dim: int, itemsize: int, gpu: Gpu, *, is_plai
 
 def select_splits(num_programs: int, max_kv_len: int, tile: Tile, gpu: Gpu) -> int:
     """The number of splits of the keys: a power of two, so that programs fill the GPU and each of them has at
-    least four tiles."""
+    least so many tiles as `tile` says."""
     wanted = FILL * gpu.num_cores // max(1, num_programs)
-    return 1 << max(0, min(wanted, max_kv_len // (4 * tile.n), MAX_SPLITS).bit_length() - 1)
+    return 1 << max(0, min(wanted, max_kv_len // (tile.least * tile.n), MAX_SPLITS).bit_length() - 1)
