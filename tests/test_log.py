@@ -110,7 +110,7 @@ def test_the_applications_logging_is_its_own() -> None:
 
 
 def test_a_process_of_our_own_has_no_use_for_rich() -> None:
-    """And hides it from nobody else."""
+    """And hides it only while it imports structlog."""
     script = (
         "import sys; from runtime import log; log.import_structlog(); log.setup(); "
         "log.get('x').info('ready'); print('rich' in sys.modules); import rich; print(rich.__name__)"

@@ -43,12 +43,15 @@ class Guard(Generic[C]):
         self._left: list[Thread] = []
         self._worker: _Worker[C] | None = None
 
-    def enter(self, culprit: C) -> None:
-        """Called in the work before each operation that may take long. Raises LeftBehindError."""
+    def enter(self, culprit: C) -> float:
+        """Called in the work before each operation that may take long. -> `thread_time`. Raises
+        LeftBehindError."""
         worker = self._worker
         if worker is None or worker.thread.ident != get_ident():
             raise LeftBehindError
-        worker.culprit, worker.began_s = culprit, thread_time()
+        worker.began_s = thread_time()
+        worker.culprit = culprit
+        return worker.began_s
 
     def run(self, work: Callable[[], T]) -> T:
         """The result of `work`, or its exception. Raises StuckError when an operation takes too long, and

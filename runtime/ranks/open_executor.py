@@ -82,13 +82,13 @@ def import_device(name: str) -> None:
     device. Raises StartError if there is no such device.
 
     Modules are no garbage: looking for some takes a fifth of the time to import torch, and the collections of
-    a running rank need not look at them either. Parts of torch that a rank on the CPU never uses are deferred.
+    a running rank need not look at them either. Parts of torch that ranks on the CPU never use are deferred.
     """
     was_enabled = gc.isenabled()
-    importing = deferring_torch() if name in DEFERS_TORCH else nullcontext()
+    deferring = deferring_torch() if name in DEFERS_TORCH else nullcontext()
     gc.disable()
     try:
-        with reading_no_sources(), importing:
+        with reading_no_sources(), deferring:
             module = _import_device(name)
             if hasattr(module, "open_device"):
                 for needed in USED_BY_STARTS:

@@ -16,7 +16,7 @@ replaces the slot's own.
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import thread_time
+from time import perf_counter, thread_time
 from typing import TypeVar
 
 import numpy as np
@@ -48,10 +48,10 @@ class SlotGrammar:
         self,
         grammar_constraint: GrammarConstraint,
         compiled: Compiled | None,
-        enter: Callable[["SlotGrammar"], None] = lambda slot: None,
+        enter: Callable[["SlotGrammar"], float] = lambda slot: thread_time(),
     ) -> None:
         """`compiled` None: there is none, because the backend gave up. `enter` is called before each
-        operation of the library."""
+        operation of the library, and says `thread_time`."""
         self.slot = self  # of which this one is a copy that follows drafts
         self.enter = enter
         self.grammar_constraint = grammar_constraint
@@ -92,8 +92,7 @@ class SlotGrammar:
         if not self.is_masked:
             return 0
         assert self.matcher is not None
-        began_s = thread_time()
-        self.enter(self.slot)
+        began = self._begin()
         for token in self.matcher.jump_forward():
             if token in self.grammar_constraint.stop_ids:
                 break
@@ -103,7 +102,7 @@ class SlotGrammar:
                 return 0
             self.run.append(token)
         self.length += len(self.run)
-        self.is_lost = self.watch.is_over(began_s)
+        self.is_lost = self.watch.is_over(*began)
         return len(self.run)
 
     def cut_reasoning(self) -> int:
@@ -127,9 +126,8 @@ class SlotGrammar:
             self.is_ended = True
         elif self.is_on:
             assert self.matcher is not None
-            began_s = thread_time()
-            self.enter(self.slot)
-            self.is_lost = not self.matcher.accept(token) or self.watch.is_over(began_s)
+            began = self._begin()
+            self.is_lost = not self.matcher.accept(token) or self.watch.is_over(*began)
         elif self.grammar_constraint.after_ids:
             self._tail = [*self._tail, token][-max(map(len, self.grammar_constraint.after_ids)) :]
             self.is_on = any(
@@ -139,9 +137,12 @@ class SlotGrammar:
     def fill(self, bits: np.ndarray) -> None:
         """Sets the bits of the tokens that may come next."""
         assert self.matcher is not None
-        began_s = thread_time()
-        self.enter(self.slot)
-        self.is_lost = not self.matcher.fill(bits) or self.watch.is_over(began_s)
+        began = self._begin()
+        self.is_lost = not self.matcher.fill(bits) or self.watch.is_over(*began)
+
+    def _begin(self) -> tuple[float, float]:
+        """When an operation of the library begins, as Stopwatch.is_over takes it."""
+        return self.enter(self.slot), perf_counter()
 
     def settle(self, length: int) -> None:
         """The sequence is `length` tokens long, and what it took last is pending."""
@@ -186,7 +187,8 @@ class GrammarMasks:
         self._walked: dict[int, SlotGrammar | None] = {}
         self._jumps = setup is not None and setup.jumps
         self._width = -(-vocab_size // 32)
-        self._lone: tuple[np.ndarray, np.ndarray] | None = None  # where masks say which bytes may come next
+        # where masks say which bytes may come next
+        self._lone: tuple[slice | np.ndarray, np.ndarray] | None = None
         self._guard = Guard[SlotGrammar]()
         self._compiled = None if setup is None else CompiledGrammars(setup)
 
@@ -318,12 +320,12 @@ class GrammarMasks:
         if not is_all:
             bits[open_rows] = filled
         if self._lone is None:
-            self._lone = words_of(self._compiled.backend.byte_ids)
+            self._lone = _lone_words(self._compiled.backend.byte_ids)
         words, ones = self._lone
-        for index in np.flatnonzero(
-            np.bitwise_count((filled[:, words] & ones).view(np.uint32)).sum(axis=1) < 2
-        ).tolist():
-            lefts[open_rows[index]] = rows[open_rows[index]].look()
+        counts = np.bitwise_count(filled.view(np.uint32)[:, words] & ones).sum(axis=1).tolist()
+        for row, count in zip(open_rows, counts, strict=True):
+            if count < 2:
+                lefts[row] = rows[row].look()
 
     def _exclude(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
         """Outside of runs, what would begin reasoning beyond its budget may not come."""
@@ -376,6 +378,13 @@ def words_of(ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     np.bitwise_or.at(joined, words, ones)
     found = np.flatnonzero(joined)
     return found, joined[found]
+
+
+def _lone_words(ids: tuple[int, ...]) -> tuple[slice | np.ndarray, np.ndarray]:
+    """`words_of` with bits in uint32, and words that follow one another as a slice: it needs no copy."""
+    words, ones = words_of(ids)
+    first, last = (int(words[0]), int(words[-1])) if len(words) else (0, -1)
+    return slice(first, last + 1) if last - first + 1 == len(words) else words, ones.view(np.uint32)
 
 
 def allow(bits: np.ndarray, rows: Sequence[int] | np.ndarray, ids: tuple[int, ...]) -> None:
