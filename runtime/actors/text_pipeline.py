@@ -18,6 +18,7 @@ from runtime.actors.open_requests import OpenRequests
 from runtime.actors.tokenizer import Progress, TokenizerActor
 from runtime.errors import InvalidRequest
 from runtime.freed_memory import return_freed_memory
+from runtime.gil import giving_way
 from runtime.media.loader import MediaLoader
 from runtime.media_settings import media_settings
 from runtime.messages.constraint import Grammar
@@ -29,7 +30,7 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.service import TokenizerInfo
 from runtime.settings import TextSetup, grammar_setup, random_seeds
-from runtime.text.media_prompts import MediaPrompts
+from runtime.text.media_prompts import MediaPrompts, Prepared
 from runtime.text.prepared_files import MAX_BYTES
 from runtime.text.transformers_processor import TransformersProcessor
 from runtime.transfer.open_encoders import open_encoders
@@ -140,10 +141,14 @@ class TextPipeline:
         ids = await self._tokenizer.encode(prompt)
         if self.media is None or not media:
             return ids
-        loaded = await self.media.loader.load(media)
-        prepared = await anyio.to_thread.run_sync(self.media.prepare, loaded)
+        prepared = await self.prepare(await self.media.loader.load(media))
         ids, _ = await anyio.to_thread.run_sync(self.media.expand, ids, prepared)
         return ids
+
+    async def prepare(self, media: list[Media]) -> list[Prepared]:
+        """Files as the encoder takes them; `media` is empty then. Raises RequestError."""
+        assert self.media is not None, "files that were loaded"
+        return await anyio.to_thread.run_sync(giving_way, self.media.prepare, media)
 
     async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
         """Files as the model takes them. Raises RequestError."""

@@ -1,13 +1,9 @@
 """Sounds of transcriptions: loaded, and brought in line with what was said of them."""
 
-from functools import partial
-
 import numpy as np
-from anyio.to_thread import run_sync
 
 from runtime.actors.replicas import Replicas
 from runtime.actors.text_pipeline import TextPipeline
-from runtime.gil import giving_way
 from runtime.messages.media import AlignmentFacts, AlignSound, Media, MediaValues
 
 
@@ -22,9 +18,8 @@ class Sounds:
         self, sound: Media, token_ids: list[int], num_given: int, facts: AlignmentFacts
     ) -> np.ndarray:
         """See SoundControls.align. The sound is prepared and encoded once more."""
-        assert self._text.media is not None, "a model that transcribes takes sounds"
         num_positions = facts.num_positions(len(sound.values))
-        (prepared,) = await run_sync(giving_way, partial(self._text.media.prepare, [sound]))
+        (prepared,) = await self._text.prepare([sound])
         media = MediaValues(
             id=0,
             values=prepared.values.ravel(),

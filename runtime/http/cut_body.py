@@ -2,7 +2,7 @@
 
 A picture of 3840 x 2160 is some three megabytes of base64. The decoder would look at each character of it and
 copy it, and the event loop would wait for that. So a worker thread finds such texts in the body and leaves a
-mark in place of each, which nobody can guess. What is decoded is small, and the files stay where they came.
+mark in place of each that clients cannot guess. What is decoded is small, and the files stay where they came.
 
 A mark that turns up anywhere but as a file of the request was a text of another kind; then the body is
 decoded as it came.

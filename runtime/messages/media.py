@@ -158,8 +158,8 @@ class EncodeRows(Struct, frozen=True, kw_only=True, array_like=True, tag="encode
 
 
 class RowsEncoded(Struct, frozen=True, kw_only=True, array_like=True, tag="rows_encoded"):
-    """The answer to EncodeRows, and to AlignSound: a row for each token behind the prompt, which says how well
-    it goes with each position of the sound."""
+    """The answer to EncodeRows, and to AlignSound: for each token behind the prompt a row of how well it
+    goes with each position of the sound."""
 
     id: int
     rows: np.ndarray  # float32, flat; empty after an error

@@ -56,11 +56,11 @@ def smoothed(weights: Tensor, filter_width: int) -> Tensor:
     median of `filter_width` positions around it."""
     deviation, mean = torch.std_mean(weights, dim=0, keepdim=True, unbiased=False)
     normal = (weights - mean) / deviation
-    beside = filter_width // 2
-    if normal.shape[1] <= beside:
+    margin = filter_width // 2
+    if normal.shape[1] <= margin:
         return normal
-    wide = pad(normal[None], (beside, beside), mode="reflect")[0]
-    return wide.unfold(1, filter_width, 1).sort()[0][..., beside]
+    wide = pad(normal[None], (margin, margin), mode="reflect")[0]
+    return wide.unfold(1, filter_width, 1).sort()[0][..., margin]
 
 
 def _self_attention(layer: WhisperDecoderLayer, x: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Answers:
-    """The model of transformers, and what it says of tokens."""
+    """The model of transformers, and what it tells of an answer."""
 
     def __init__(self, folder: Path) -> None:
         self.model = WhisperForConditionalGeneration.from_pretrained(
@@ -56,9 +56,9 @@ class Answers:
             decode=lambda ids, **_: tokenizer.decode(list(ids)), eos_token_id=END, language="english"
         )
 
-    def times(self, samples: Any, said: list[int], *, is_cut: bool) -> list[float]:
-        """The times of tokens said, of which the first one is that of 0 s."""
-        given, aligned = HEAD[:-1], said[:-1] if is_cut else said
+    def times(self, samples: Any, tokens: list[int], *, is_cut: bool) -> list[float]:
+        """The times of tokens, of which the first one is that of 0 s."""
+        given, aligned = HEAD[:-1], tokens[:-1] if is_cut else tokens
         prepared = WhisperFeatureExtractor(**SOUND_PREPARATION)(
             samples, sampling_rate=RATE, return_attention_mask=True, return_tensors="pt"
         )
@@ -74,19 +74,19 @@ class Answers:
         return found[0, len(given) :].tolist()
 
     def words(
-        self, samples: Any, begin_s: float, end_s: float, said: list[int], *, is_cut: bool
+        self, samples: Any, begin_s: float, end_s: float, tokens: list[int], *, is_cut: bool
     ) -> list[dict[str, Any]]:
         """Words between timestamps, as in the answer."""
-        times, found = self.times(samples, said, is_cut=is_cut), []
+        times, found = self.times(samples, tokens, is_cut=is_cut), []
         runs: list[list[int]] = [[]]
-        for place, token in enumerate(said):
+        for place, token in enumerate(tokens):
             if token >= ZERO:
                 runs.append([])
             elif token < SPECIAL:
                 runs[-1].append(place)
         for places in runs:
             texts, _, indices = _combine_tokens_into_words(
-                self.shim, [said[place] for place in places], "english"
+                self.shim, [tokens[place] for place in places], "english"
             )
             for text, inner in zip(texts, indices, strict=True):
                 first, last = places[inner[0]], places[inner[-1]]
@@ -113,8 +113,8 @@ async def test_times_are_those_of_transformers(options: dict[str, Any], whisper:
         answer = (await http.post(PATH, files=files, data=both)).json()
         expected, cuts = list[dict[str, Any]](), windows(LONG, RATE, 1)
         for (begin, end), segment in zip(cuts, answer["segments"], strict=True):
-            said, samples = [ZERO, *segment["tokens"]], LONG[begin:end]
-            expected += answers.words(samples, begin / RATE, end / RATE, said, is_cut=len(said) > COUNT)
+            tokens, samples = [ZERO, *segment["tokens"]], LONG[begin:end]
+            expected += answers.words(samples, begin / RATE, end / RATE, tokens, is_cut=len(tokens) > COUNT)
         assert len(expected) > 4 and len({one["end"] for one in expected}) > 4
         assert answer["words"] == expected
         texts = ["".join(one["text"].split()) for one in answer["segments"]]
@@ -122,7 +122,7 @@ async def test_times_are_those_of_transformers(options: dict[str, Any], whisper:
         alone = (await http.post(PATH, files=files, data=WORDS)).json()
         assert alone["words"] == expected and "segments" not in alone
         api = openai.AsyncOpenAI(api_key="-", base_url="http://test/v1", http_client=http)
-        said_by_client = await api.audio.transcriptions.create(
+        transcription = await api.audio.transcriptions.create(
             model=str(whisper),
             file=files["file"],
             language="en",
@@ -130,8 +130,8 @@ async def test_times_are_those_of_transformers(options: dict[str, Any], whisper:
             timestamp_granularities=["word"],
             extra_body=SAMPLED,
         )
-        assert said_by_client.words is not None
-        assert [one.model_dump() for one in said_by_client.words] == expected
+        assert transcription.words is not None
+        assert [one.model_dump() for one in transcription.words] == expected
 
 
 @pytest.mark.anyio

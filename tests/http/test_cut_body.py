@@ -99,7 +99,7 @@ def test_marks_of_another_body_are_texts() -> None:
     assert put_back([request(image(base64=mark))], second.texts) is None
 
 
-def test_bytes_beside_base64_are_never_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_are_no_base64_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte that JSON or base64 knows nothing of keeps its text where it is."""
     monkeypatch.setattr(cut_body, "MIN_BYTES", 64)
     for value in range(256):
