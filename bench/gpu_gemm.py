@@ -27,9 +27,9 @@ from bench.gpu import Bench
 from bench.gpu_experts import CLAMPED, EXPERTS, experts, routing
 from bench.gpu_turns import (
     BY_BLOCK,
-    PLAIN,
     CHECKED,
     FRAGMENTS,
+    PLAIN,
     Calls,
     Compiler,
     copies_of,
