@@ -1,5 +1,5 @@
 """PD multiplexing on a card: the tokens of steps whose prompts and decodes run on two parts of it are those
-of transformers, with graphs and without, and both parts run at the same time.
+of transformers, with graphs and without.
 
     .venv/bin/python -m pytest -m cuda tests/cuda/test_multiplexing.py
 """
@@ -54,37 +54,3 @@ def test_tokens_with_and_without(family: str, graph_sizes: list[int], tmp_path: 
     expected = [reference.greedy(prompt, NUM_TOKENS) for prompt in PROMPTS]
     assert answers(folder, graph_sizes) == expected
     assert answers(folder, graph_sizes, multiplexing=MULTIPLEXING) == expected
-
-
-def test_both_parts_run_at_the_same_time() -> None:
-    """A product that fills a part of the card takes as long beside one on the other part as alone, within a
-    third; on the streams of one whole card it would take twice as long."""
-    from runtime.devices.cuda.green_contexts import open_partitions
-
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    opened = open_partitions(Multiplexing(num_divisions=2), device)
-    assert opened is not None
-    partition = opened.of(1000)  # the one with the most even parts
-    x = torch.randn(4096, 4096, device=device)
-
-    def took(*streams: Any) -> float:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        begin.record()
-        for stream in streams:
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(20):
-                    x @ x
-        for stream in streams:
-            torch.cuda.current_stream().wait_stream(stream)
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end)
-
-    took(*partition)  # a warm-up
-    alone = max(took(partition.prompts), took(partition.decodes))
-    together = took(*partition)
-    print(f"alone {alone:.1f} ms, together {together:.1f} ms")
-    assert together < 1.33 * alone
