@@ -152,19 +152,19 @@ def figure(bench: Bench, one: Prepared, counters: Any) -> dict[str, Any]:
 
 
 def forms(bench: Bench, gpu: Any, one: Prepared, *, roles: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Figures of a case by form, of those whose warps have `roles` or have none; decodes also with parts that
-    the last program merges."""
+    """Figures of a case by form, of those whose warps have `roles` or have none; the default of decodes
+    also with parts that the last program merges."""
     from runtime.devices.cuda import attention_tiles as module
     from runtime.devices.cuda.attention import split_counters
 
-    merging = {"": None}
-    if one.case.kind == "decode":
-        merging[", merging"] = split_counters(gpu, bench.torch_device)
     expected = one.call(None)
     for name, tile in tiles_of(one.case.kind, is_dry=bench.is_dry).items():
         if roles != (tile is not None and tile.walk.groups > 0):
             continue
-        for suffix, counters in merging.items():
+        ways = {"": None}
+        if one.case.kind == "decode" and tile is None:
+            ways[", merging"] = split_counters(gpu, bench.torch_device)
+        for suffix, counters in ways.items():
             with set_table(module, CHOSEN=module.CHOSEN | {one.case.kind: tile}):
                 torch.full_like(expected, float("nan"))  # so that what is not written is no old result
                 try:
@@ -190,7 +190,7 @@ def compile_all(bench: Bench, gpu: Any, cases: list[Prepared]) -> None:
                 for tile in tiles_of(one.case.kind, is_dry=False).values():
                     with set_table(module, CHOSEN=module.CHOSEN | {one.case.kind: tile}):
                         one.call(None)
-                        one.call(counters if one.case.kind == "decode" else None)
+                        one.call(counters if one.case.kind == "decode" and tile is None else None)
     # measured one by one, each form says what is wrong with it
     except Exception as error:
         print(error, file=sys.stderr)

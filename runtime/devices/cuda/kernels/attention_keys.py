@@ -85,7 +85,12 @@ class Softmax(NamedTuple):
 
 @triton.jit
 def cache_of(
-    caches: tl.tuple, tables: tl.tensor, slot: tl.tensor, kv_head: tl.tensor, strides: tl.tuple, S: tl.constexpr
+    caches: tl.tuple,
+    tables: tl.tensor,
+    slot: tl.tensor,
+    kv_head: tl.tensor,
+    strides: tl.tuple,
+    S: tl.constexpr,
 ) -> Cache:
     """The cache of a slot and a head, of all keys, values and rotary parts. `strides`: of tables, keys,
     values and rotary parts."""
