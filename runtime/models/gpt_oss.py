@@ -224,6 +224,6 @@ class GptOss(Llama):
         ):
             log.get("start").info(
                 "experts in MXFP4 become plain numbers while they are loaded; "
-                "the cpu computes with them as they are, in 16 bits and in whole groups of 32 a rank",
+                "the cpu, in 16 bits, and cuda compute with them as they are, in whole groups of 32 a rank",
                 dtype=str(dtype).removeprefix("torch."),
             )

@@ -38,7 +38,7 @@ CASES = [
 def test_a_thread_finds_its_numbers_in_a_row() -> None:
     """Words 0 to 3 of an output have inputs 0, 1, 8, 9 .. 25 of each part, which the first of four threads
     holds in products of the tensor cores."""
-    codes = torch.arange(128, dtype=torch.int64).remainder(32).div(2, rounding_mode="floor").to(torch.uint8)
+    codes = (torch.arange(128) % 32 // 2).to(torch.uint8)
     words = to_words(codes.view(1, -1), "fragments4")[0, :4].tolist()
     assert [word & 0xFFFFFFFF for word in words] == [0x00000000, 0x44444444, 0x88888888, 0xCCCCCCCC]
     parts = to_words((torch.arange(128) // 32 + 1).to(torch.uint8).view(1, -1), "fragments4")

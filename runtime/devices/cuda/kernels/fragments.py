@@ -110,49 +110,42 @@ def _numbers(
 @triton.jit
 def sum_fragments(
     x: tl.tensor,
-    words: tl.tensor,
-    scales: tl.tensor,
+    weights: tl.tuple,
+    gated_weights: tl.tuple,
     is_row: tl.tensor,
     is_out: tl.tensor,
     ins: tl.tensor,
     rows: tl.tensor,
-    gated_words: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
     GATED: tl.constexpr,
-    EVEN: tl.constexpr,
-    KIND: tl.constexpr,
-    GROUP: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    DOT: tl.constexpr,
+    F: tl.constexpr,
 ) -> tuple:
     """Sums float32 [M, N] over blocks [begin, end) of the inputs: of the outputs, and of what they gate.
-    x [M]: where rows begin, `words` [N] and `scales` [N]: where outputs do, and `gated_words` [N] those that
-    they gate, whose scales are rows / 2 behind. Scales of a group, or of a block in MXFP4, are `rows` behind
-    those of the one before it. GROUP 0: all inputs are one."""
+    x [M]: where rows begin; `weights` and `gated_weights`, and F: Weights and Format of gemm.py. Scales of a
+    group, or of a block in MXFP4, are `rows` behind those of the one before it."""
     # parts that share a word
-    LENGTH: tl.constexpr = 4 if KIND == "mxfp4" or GROUP == 0 or GROUP >= 128 else GROUP // 32
-    acc = tl.zeros((N, M), tl.float32)
-    gated = tl.zeros((N, M), tl.float32) if GATED else acc
+    LENGTH: tl.constexpr = 4 if F.KIND == "mxfp4" or F.GROUP == 0 or F.GROUP >= 128 else F.GROUP // 32
+    acc = tl.zeros((F.N, F.M), tl.float32)
+    gated = tl.zeros((F.N, F.M), tl.float32) if GATED else acc
     for block in tl.range(begin, end):
-        w = _load_words(words + block * WORDS, is_out, N)
-        gated_w = _load_words(gated_words + block * WORDS, is_out, N) if GATED else w
+        w = _load_words(weights.at + block * WORDS, is_out, F.N)
+        gated_w = _load_words(gated_weights.at + block * WORDS, is_out, F.N) if GATED else w
         for part in tl.static_range(4):
             first = block * BLOCK + part * PART
             if part % LENGTH == 0:
-                group = block if KIND == "mxfp4" else first // GROUP if GROUP > 0 else 0
-                scale_at = scales + group * rows
+                group = block if F.KIND == "mxfp4" else first // F.GROUP if F.GROUP > 0 else 0
+                scale_at = weights.scales + group * rows
                 scale = tl.load(scale_at, mask=is_out, other=0).to(tl.uint32, bitcast=True)
                 gated_scale = scale
                 if GATED:
-                    gated_scale = tl.load(scale_at + rows // 2, mask=is_out, other=0)
+                    gated_scale = tl.load(gated_weights.scales + group * rows, mask=is_out, other=0)
                     gated_scale = gated_scale.to(tl.uint32, bitcast=True)
             columns = first + tl.arange(0, PART)
-            mask = is_row[:, None] if EVEN else is_row[:, None] & (columns < ins)[None, :]
-            a = tl.trans(tl.load(x[:, None] + columns[None, :], mask=mask, other=0.0).to(DOT))
-            acc = tl.dot(_numbers(w, scale, part, KIND, DOT), a, acc, input_precision="tf32x3")
+            mask = is_row[:, None] if F.EVEN else is_row[:, None] & (columns < ins)[None, :]
+            a = tl.trans(tl.load(x[:, None] + columns[None, :], mask=mask, other=0.0).to(F.DOT))
+            acc = tl.dot(_numbers(w, scale, part, F.KIND, F.DOT), a, acc, input_precision="tf32x3")
             if GATED:
-                numbers = _numbers(gated_w, gated_scale, part, KIND, DOT)
+                numbers = _numbers(gated_w, gated_scale, part, F.KIND, F.DOT)
                 gated = tl.dot(numbers, a, gated, input_precision="tf32x3")
     return tl.trans(acc), tl.trans(gated)

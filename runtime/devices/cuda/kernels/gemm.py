@@ -192,14 +192,15 @@ def _accumulate_blocks(
     is_row: tl.tensor,
     is_out: tl.tensor,
     ins: tl.tensor,
+    rows: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
     GATED: tl.constexpr,
     F: tl.constexpr,
 ) -> tuple:
     """Sums as of `_accumulate`, where a block of K inputs and all outputs of the program have one scale:
-    `scales` is a pointer to the first of them. A block's sums are added by one multiplication, with factors
-    that were read while the block before was multiplied."""
+    `scales` is a pointer to the first of them, and `rows` is not used. A block's sums are added by one
+    multiplication, with factors that were read while the block before was multiplied."""
     acc = tl.zeros((F.M, F.N), tl.float32)
     gated = tl.zeros((F.M, F.N), tl.float32) if GATED else acc
     ahead = _block_factors(factors, weights.scales, begin, end, is_row)
@@ -219,12 +220,58 @@ def _accumulate_blocks(
 
 
 @triton.jit
+def _sums(
+    x: tl.tensor,
+    weights: Weights,
+    gated_weights: Weights,
+    factors: tl.tensor,
+    is_row: tl.tensor,
+    is_out: tl.tensor,
+    ins: tl.tensor,
+    rows: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    GATED: tl.constexpr,
+    BLOCKED: tl.constexpr,
+    F: tl.constexpr,
+) -> tuple:
+    """Sums [M, N] of the outputs and of what they gate, as the format of the weights wants them."""
+    where = is_row, is_out, ins, rows, begin, end
+    if F.KIND == "fragments4" or F.KIND == "mxfp4":
+        return sum_fragments(x, weights, gated_weights, *where, GATED, F)
+    elif BLOCKED:
+        return _accumulate_blocks(x, weights, gated_weights, factors, *where, GATED, F)
+    else:
+        return _accumulate(x, weights, gated_weights, factors, *where, GATED, F)
+
+
+@triton.jit
 def _tile_of(num_tiles: tl.tensor, columns: tl.tensor) -> tuple:
     """Which tile of rows and which of outputs this program has."""
     index = tl.program_id(0)
     first = index // (GROUP_M * columns) * GROUP_M
     height = tl.minimum(num_tiles - first, GROUP_M)
     return first + index % (GROUP_M * columns) % height, index % (GROUP_M * columns) // height
+
+
+@triton.jit
+def _rows_of(
+    tile: tl.tensor,
+    slots: tl.tensor,
+    expert_ids: tl.tensor,
+    num_rows: tl.tensor,
+    ROUTED: tl.constexpr,
+    M: tl.constexpr,
+) -> tuple:
+    """The expert of a tile, its rows [M], and which of them are there."""
+    index = tl.arange(0, M)
+    if ROUTED == "":
+        return (tile * 0).to(tl.int64), tile * M + index, tile * M + index < num_rows
+    elif ROUTED == "tiles":
+        row = tl.load(slots + tile * M + index)
+        return tl.load(expert_ids + tile).to(tl.int64), row, row < num_rows
+    else:
+        return tl.load(expert_ids + tile).to(tl.int64), tile + index * 0, index == 0
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles"])
@@ -281,17 +328,8 @@ def gemm_kernel(
     E: tl.constexpr = Epilogue(FACTORED, SCALED, HAS_SUMS, HAS_BIAS)
     GATED: tl.constexpr = GATE != ""
     FRAGMENTS: tl.constexpr = KIND == "fragments4" or KIND == "mxfp4"
-    index = tl.arange(0, M)
     tile, column = _tile_of(num_tiles, tl.cdiv(outs, N))
-    if ROUTED == "":
-        expert, row = (tile * 0).to(tl.int64), tile * M + index
-        is_row = row < num_rows
-    elif ROUTED == "tiles":
-        expert, row = tl.load(expert_ids + tile).to(tl.int64), tl.load(slots + tile * M + index)
-        is_row = row < num_rows
-    else:
-        expert, row = tl.load(expert_ids + tile).to(tl.int64), tile + index * 0
-        is_row = index == 0
+    expert, row, is_row = _rows_of(tile, slots, expert_ids, num_rows, ROUTED, M)
     if (expert >= 0) & (expert < num_experts):
         n = column * N + tl.arange(0, N)
         is_out = n < outs
@@ -299,31 +337,30 @@ def gemm_kernel(
         source = (row // REPEAT).to(tl.int64)
         width = ins // 2 if KIND == "codes4" else tl.cdiv(ins, BLOCK) * WORDS if FRAGMENTS else ins
         at = weight + expert * rows * width + n.to(tl.int64) * width
-        grouped = expert * num_groups * rows + n
         blocks = tl.cdiv(ins, BLOCK) if FRAGMENTS else tl.cdiv(width, K)
         each = tl.cdiv(blocks, tl.num_programs(1)) if SPLIT else blocks
         begin = tl.program_id(1) * each
-        end = tl.minimum(begin + each, blocks)
-        gated_at = at + (expert * 0 + outs) * width
-        xs, behind = x + source * x_stride, grouped + outs
-        row_factors = factors + source * num_groups
-        weights = Weights(at, scales + grouped, zeros + grouped)
-        gated_weights = Weights(gated_at, scales + behind, zeros + behind)
-        if FRAGMENTS:
-            words = at, scales + grouped, is_row, is_out, ins, rows, gated_at
-            acc, gated = sum_fragments(xs, *words, begin, end, GATED, EVEN, KIND, GROUP, M, N, DOT)
-        elif BLOCKED:
-            first = expert * (rows // 128) + column * N // 128
-            blocks_at = scales + first * scale_stride
-            weights = Weights(at, blocks_at, zeros)
-            gated_weights = Weights(gated_at, blocks_at + outs // 128 * scale_stride, zeros)
-            acc, gated = _accumulate_blocks(
-                xs, weights, gated_weights, row_factors, is_row, is_out, ins, begin, end, GATED, F
-            )
+        grouped = expert * num_groups * rows + n
+        if BLOCKED:
+            scales_at = scales + (expert * (rows // 128) + column * N // 128) * scale_stride
+            gated_scales = scales_at + outs // 128 * scale_stride
         else:
-            acc, gated = _accumulate(
-                xs, weights, gated_weights, row_factors, is_row, is_out, ins, rows, begin, end, GATED, F
-            )
+            scales_at, gated_scales = scales + grouped, scales + grouped + outs
+        acc, gated = _sums(
+            x + source * x_stride,
+            Weights(at, scales_at, zeros + grouped),
+            Weights(at + (expert * 0 + outs) * width, gated_scales, zeros + grouped + outs),
+            factors + source * num_groups,
+            is_row,
+            is_out,
+            ins,
+            rows,
+            begin,
+            tl.minimum(begin + each, blocks),
+            GATED,
+            BLOCKED,
+            F,
+        )
         target = row.to(tl.int64)[:, None] * outs + n[None, :]
         mask = is_row[:, None] & is_out[None, :]
         lead = expert * rows + n
