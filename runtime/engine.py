@@ -113,8 +113,8 @@ class Engine(EngineControls):
     async def __aenter__(self) -> Self:
         if self._core.plan.weights.checkpoint_engine_wait_weights_before_ready:
             raise StartError(
-                "--checkpoint-engine-wait-weights-before-ready is for `runtime serve`; here leave it out, and "
-                "call update_weights_from_disk before the first request"
+                "--checkpoint-engine-wait-weights-before-ready is for `runtime serve`; here leave it out, "
+                "and call update_weights_from_disk before the first request"
             )
         self._stored_objects = open_stored_objects(self._core, self._core.plan, self._core.instruments)
         self._tasks = anyio.create_task_group()
