@@ -85,6 +85,7 @@ def repeated(cost: Cost, new_tokens: int) -> Cost:
         cost.alternatives * (new_tokens + 1) // 2,
         cost.hidden_numbers,
         cost.entries,
+        cost.expert_numbers,
         cost.has_picks,
     )
 
@@ -96,6 +97,7 @@ def total(costs: Sequence[Cost]) -> Cost:
         sum([cost.alternatives for cost in costs]),
         sum([cost.hidden_numbers for cost in costs]),
         sum([cost.entries for cost in costs]),
+        sum([cost.expert_numbers for cost in costs]),
         any([cost.has_picks for cost in costs]),
     )
 
