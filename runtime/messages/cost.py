@@ -154,6 +154,7 @@ def check_cost(requests: Sequence[GenerateRequest], limits: Limits, *, is_repeat
             prompt_length(request.prompt, limits).estimate,
             min(new_tokens, limits.longest),
             limits.hidden_size,
+            limits.routed_size,
         )
         costs.append(repeated(cost, min(new_tokens, limits.longest)) if is_repeated else cost)
     if costs:
