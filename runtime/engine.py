@@ -31,6 +31,7 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from runtime.actors.stream_sink import StreamSink
 from runtime.admin.engine_controls import BlockingEngineControls, EngineControls
 from runtime.core import Core
 from runtime.errors import InvalidRequest, RequestError, RuntimeFault, StartError, Unavailable
@@ -99,42 +100,6 @@ class Answer(Struct):
         return np.concatenate(self.expert_parts) if self.expert_parts else None
 
 
-class StreamSink:
-    """Keeps deltas until the one reader takes them."""
-
-    def __init__(self, num_sequences: int) -> None:
-        self._open = num_sequences
-        self._deltas: list[Delta] = []
-        self._error: RequestError | None = None
-        self._changed = anyio.Event()
-
-    def push(self, delta: Delta) -> None:
-        """Keeps a delta."""
-        self._deltas.append(delta)
-        self._open -= delta.finish is not None
-        self._changed.set()
-
-    def fail(self, error: RequestError) -> None:
-        """Keeps the error."""
-        self._error = error
-        self._changed.set()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all sequences have ended, or the request has failed."""
-        return self._open == 0 or self._error is not None
-
-    async def take(self) -> list[Delta]:
-        """Waits for deltas. Raises the request's error after the last delta; an empty list is the end."""
-        if not self._deltas and not self.is_over:
-            await self._changed.wait()
-        self._changed = anyio.Event()
-        deltas, self._deltas = self._deltas, []
-        if not deltas and self._error is not None:
-            raise self._error
-        return deltas
-
-
 class Engine(EngineControls):
     """A model served to this process. Use as `async with`; raises StartError on entry when it cannot
     start."""
@@ -148,8 +113,8 @@ class Engine(EngineControls):
     async def __aenter__(self) -> Self:
         if self._core.plan.weights.checkpoint_engine_wait_weights_before_ready:
             raise StartError(
-                "--checkpoint-engine-wait-weights-before-ready is for `runtime serve`; here leave it out, and "
-                "call update_weights_from_disk before the first request"
+                "--checkpoint-engine-wait-weights-before-ready is for `runtime serve`; here leave it out, "
+                "and call update_weights_from_disk before the first request"
             )
         self._stored_objects = open_stored_objects(self._core, self._core.plan, self._core.instruments)
         self._tasks = anyio.create_task_group()

@@ -85,6 +85,7 @@ def repeated(cost: Cost, new_tokens: int) -> Cost:
         cost.alternatives * (new_tokens + 1) // 2,
         cost.hidden_numbers,
         cost.entries,
+        cost.expert_numbers,
         cost.has_picks,
     )
 
@@ -96,6 +97,7 @@ def total(costs: Sequence[Cost]) -> Cost:
         sum([cost.alternatives for cost in costs]),
         sum([cost.hidden_numbers for cost in costs]),
         sum([cost.entries for cost in costs]),
+        sum([cost.expert_numbers for cost in costs]),
         any([cost.has_picks for cost in costs]),
     )
 
@@ -152,6 +154,7 @@ def check_cost(requests: Sequence[GenerateRequest], limits: Limits, *, is_repeat
             prompt_length(request.prompt, limits).estimate,
             min(new_tokens, limits.longest),
             limits.hidden_size,
+            limits.routed_size,
         )
         costs.append(repeated(cost, min(new_tokens, limits.longest)) if is_repeated else cost)
     if costs:
@@ -163,14 +166,14 @@ def fit(params: SamplingParams, prompt_tokens: int, limits: Limits) -> SamplingP
     `length`, where its answer would have more than `limits` allow. Raises InvalidRequest."""
     if is_free(params):
         return params
-    longest = max(limits.longest - prompt_tokens, 1)
+    longest, sizes = max(limits.longest - prompt_tokens, 1), (limits.hidden_size, limits.routed_size)
     if params.max_new_tokens is not None:
         new_tokens = min(params.max_new_tokens, longest)
-        _refuse_above(cost_of(params, prompt_tokens, new_tokens, limits.hidden_size, limits.routed_size), limits)
+        _refuse_above(cost_of(params, prompt_tokens, new_tokens, *sizes), limits)
         return params
-    first = cost_of(params, prompt_tokens, 1, limits.hidden_size, limits.routed_size)
+    first = cost_of(params, prompt_tokens, 1, *sizes)
     _refuse_above(first, limits)
-    each = cost_of(params, prompt_tokens, 2, limits.hidden_size, limits.routed_size).num_bytes - first.num_bytes
+    each = cost_of(params, prompt_tokens, 2, *sizes).num_bytes - first.num_bytes
     most = 1 + (limits.max_response_bytes - first.num_bytes) // each if each else longest
     return params if most >= longest else structs.replace(params, max_new_tokens=most)
 

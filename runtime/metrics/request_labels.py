@@ -54,7 +54,8 @@ class ByLabels(Generic[T]):
         """`make`: an instrument that has seen nothing."""
         first = make()
         self.name, self.help, self.kind = first.name, first.help, first.kind
-        self._names, self._make = tuple(names), make
+        self._names = tuple(names)
+        self._make: Callable[[], T] = make
         self._found: dict[tuple[str, ...], T] = {}
 
     def __getitem__(self, values: tuple[str, ...]) -> T:

@@ -188,3 +188,9 @@ def open_load(device: Device, model: Model, num_steps: int | None) -> ExpertLoad
     mlps = [getattr(layer, "mlp", None) for layer in model.layers] if num_steps is not None else []
     layers = {i: mlp for i, mlp in enumerate(mlps) if isinstance(mlp, SparseFeedForward)}
     return None if num_steps is None or not layers else ExpertLoad(device, layers, len(mlps), num_steps)
+
+
+def forget_step(load: ExpertLoad | None) -> None:
+    """Drops the counts of the profile run, where there are some."""
+    if load is not None:
+        load.step.zero_()

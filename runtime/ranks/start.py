@@ -30,7 +30,7 @@ from runtime.ranks.cross_cache import CrossCache, media_bytes, open_cross
 from runtime.ranks.drafting.draft_weights import open_draft_weights
 from runtime.ranks.drafting.open_drafts import LoadedDraft, open_draft_loader, with_aux_layers
 from runtime.ranks.drafting.open_runner import draft_state_bytes, open_drafts
-from runtime.ranks.expert_counts import open_load
+from runtime.ranks.expert_counts import forget_step, open_load
 from runtime.ranks.graph_setup import GraphSetup
 from runtime.ranks.host_states import host_share, open_host_states
 from runtime.ranks.kernel_steps import compile_kernels
@@ -88,8 +88,7 @@ def start_torch_rank(
     draft = None if draft_loader is None else draft_loader.load(model, progress)
     adapters = open_adapters(device, model, start, config)
     weights_bytes = loaded.num_bytes + sum(part.num_bytes for part in (adapters, draft) if part is not None)
-    experts = open_load(device, model, start.expert_steps)
-    routed = open_routed(device, model, start)
+    experts, routed = open_load(device, model, start.expert_steps), open_routed(device, model, start)
     device.memory.empty_cache()
     times.append(perf_counter())
     progress("profile", 0, 0)
@@ -99,8 +98,7 @@ def start_torch_rank(
     budget -= weights_bytes + sum(part.num_bytes for part in (experts, routed) if part is not None)
     budget -= media_bytes(config.media if device.stage.is_first else None, cross, dtype.itemsize)
     num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes, draft, cross, progress))
-    if experts is not None:
-        experts.step.zero_()  # counts of the profile run
+    forget_step(experts)
     progress("pages", 0, 0)
     sizes, kv, states = allocate_pages(device, model, start, config, dtypes, num_bytes, draft)
     draft_kv = allocate_draft_kv(device, draft, start, sizes[0], dtypes)

@@ -11,7 +11,7 @@ import pytest
 
 from runtime import Engine
 from runtime.actors.ranks import Ranks
-from runtime.engine import StreamSink
+from runtime.actors.stream_sink import StreamSink
 from runtime.errors import Busy, InvalidRequest, StartError, Unavailable
 from runtime.messages.memory import PARTS
 from runtime.messages.requests import GenerateRequest, Tokens

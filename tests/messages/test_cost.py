@@ -23,6 +23,7 @@ LIMITS = Limits(
     pool_tokens=10_000,
     hidden_size=64,
     shows_hidden=True,
+    routed_size=64,
     max_response_bytes=1000 * ALTERNATIVE_BYTES,
 )
 
@@ -40,6 +41,7 @@ def request(prompt: Prompt, **params: Any) -> GenerateRequest:
         ({"prompt_logprobs": 20, "max_new_tokens": 1}, "prompt_logprobs"),
         ({"n": 11, "prompt_logprobs": 1, "max_new_tokens": 1}, "prompt_logprobs"),
         ({"hidden_states": "all", "max_new_tokens": 500}, "hidden_states"),
+        ({"routed_experts": 0, "max_new_tokens": 500}, "routed_experts"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ],

@@ -26,6 +26,7 @@ NPU, CPU = (msgspec.structs.replace(DEVICES[name], dtypes=("bfloat16", "float16"
 VALUES = {
     "--forward-hooks": "[]",
     "--fastapi-root-path": "/llm",
+    "--tokenizer-metrics-allowed-custom-labels": "team",
     "--max-total-tokens": "4096",
     "--tensor-parallel-size": "2",
     "--preferred-sampling-params": "{}",

@@ -45,6 +45,8 @@ NEEDS: tuple[tuple[str, str, str], ...] = (
     ("--oltp-traces-endpoint", "--enable-trace", ""),
     ("--prompt-tokens-buckets", "--collect-tokens-histogram", ""),
     ("--generation-tokens-buckets", "--collect-tokens-histogram", ""),
+    ("--tokenizer-metrics-custom-labels-header", "--tokenizer-metrics-allowed-custom-labels team", ""),
+    ("--enable-return-routed-experts", "", "experts"),
     ("--export-metrics-to-file-dir", "--export-metrics-to-file", ""),
     ("--export-metrics-to-file", "--export-metrics-to-file-dir /metrics", ""),
     ("--node-rank", f"{TWO} --nnodes 2 --dist-init-addr 10.0.0.1:2000", ""),

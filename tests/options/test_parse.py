@@ -193,7 +193,7 @@ def test_any_mapping_gives_options_or_sentences(tree: dict[str, Any]) -> None:
         assert error.problems and all(error.problems)
 
 
-@pytest.mark.parametrize("words", ["--tokenizer-metrics-custom-labels-header=x-custom-labels"])
+@pytest.mark.parametrize("words", ["--wrr-available-ratio 80", "--wrr-available-ratio=80"])
 def test_options_that_are_not_here_may_ask_for_nothing(words: str) -> None:
     parsed = from_argv(words.split())
     assert parsed.notices and all("it is what happens anyway" in notice for notice in parsed.notices)

@@ -97,6 +97,8 @@ def sample(row: Row) -> list[str]:
             return ["deterministic"]
         case Row(name="sp_quantization"):
             return ["fp8"]
+        case Row(name="tokenizer_metrics_allowed_custom_labels"):
+            return ["team"]
         case Row(name="fastapi_root_path"):
             return ["/1"]
         case _:

@@ -26,7 +26,7 @@ from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from runtime.http.openai.messages import chat_prompt, predicted_text, with_video_sounds
 from runtime.http.openai.parameters import refuse
-from runtime.http.openai.sampling import sampling_params
+from runtime.http.openai.sampling import REPORTS, sampling_params
 from runtime.http.openai.tools import (
     TextGrammars,
     calls_or,
@@ -52,7 +52,7 @@ from runtime.parsing.schema_types import Tools
 from runtime.service import ModelCard, Service
 
 CHUNK = ".chunk"  # suffix of the object name of a chunk
-NAMES = {
+NAMES = REPORTS | {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "prompt": "messages",
@@ -60,8 +60,6 @@ NAMES = {
     "include_stop": "include_stop_str_in_output",
     "logprob_ids": "logprob_token_ids",
     "id": "rid",
-    "hidden_states": "return_hidden_states",
-    "routed_experts": "return_routed_experts",
 }
 # alternative names, used where the client used them
 OR = {"max_new_tokens": "max_completion_tokens", "input_ids": "input_ids", "id": "request_id"}
@@ -243,10 +241,7 @@ class ChatAnswerFormat:
         chunks = [_choice(choice, message_delta) for message_delta in deltas]
         chunks[0] |= {"logprobs": self._logprobs(delta.logprobs)} | self._ids(delta.token_ids)
         chunks[-1] |= self._finish(choice, delta.finish)
-        more = [{}] * (len(chunks) - 1) + [extension(delta.experts)]
-        return head + b"".join(
-            [self.envelope.chunk(chunk, CHUNK, **own) for chunk, own in zip(chunks, more, strict=True)]
-        )
+        return head + self.envelope.chunks(chunks, CHUNK, **extension(delta.experts))
 
     def tail(self) -> bytes:
         """The last events of a stream that succeeded."""

@@ -24,7 +24,7 @@ from runtime.http.openai.completion_response import Completion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import TextLogprobs, prompt_logprobs
 from runtime.http.openai.parameters import refuse
-from runtime.http.openai.sampling import sampling_params
+from runtime.http.openai.sampling import REPORTS, sampling_params
 from runtime.http.operation import Operation
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_format import Output, silenced
@@ -35,7 +35,7 @@ from runtime.messages.sampling import ThinkingLimit
 from runtime.service import ModelCard, Service
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
-NAMES = {
+NAMES = REPORTS | {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "input_ids": "prompt",
@@ -44,8 +44,6 @@ NAMES = {
     "include_stop": "include_stop_str_in_output",
     "logprob_ids": "logprob_token_ids",
     "id": "rid",
-    "hidden_states": "return_hidden_states",
-    "routed_experts": "return_routed_experts",
 }
 # alternative names, used where the client used them
 OR = {"n": "best_of", "prompt_logprobs": "prompt_logprobs", "id": "request_id"}
@@ -84,11 +82,6 @@ def completions(service: Service, content: bytes) -> Answer:
         rid if isinstance(rid, str) else None,
         service.card.cache_report,
     )
-    if body.return_routed_experts and len(prompts) > 1:
-        raise InvalidRequest(
-            "return_routed_experts is for one answer; give one prompt, or use /generate",
-            param="return_routed_experts",
-        )
     requests = [
         GenerateRequest(
             id=id,
@@ -194,6 +187,11 @@ def _prompt_width(body: CompletionBody) -> int | None:
 
 def _prompts(body: CompletionBody) -> list[Text | Tokens | Infill]:
     prompts = _plain_prompts(body.prompt)
+    if body.return_routed_experts and len(prompts) > 1:
+        raise InvalidRequest(
+            "return_routed_experts is for one answer; give one prompt, or use /generate",
+            param="return_routed_experts",
+        )
     if body.add_special_tokens is False:
         prompts = [
             Text(prompt.text, add_special=False) if isinstance(prompt, Text) else prompt for prompt in prompts

@@ -163,6 +163,11 @@ class Envelope:
             fields["usage"] = self.meter.usage() if self.is_continuous else None
         return sse.event(fields)
 
+    def chunks(self, choices: Sequence[Mapping[str, object]], suffix: str = "", **more: object) -> bytes:
+        """Events with one choice each, at least one; `more` goes to the last."""
+        *first, last = choices
+        return b"".join([self.chunk(one, suffix) for one in first]) + self.chunk(last, suffix, **more)
+
     def around(self, choice: Callable[[str], dict[str, object]], suffix: str = "") -> tuple[bytes, bytes]:
         """The bytes before and after the text in the chunk of `choice(text)`: most chunks differ in their
         text only."""

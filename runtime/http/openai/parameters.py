@@ -146,8 +146,8 @@ PARAMETERS: dict[str, Parameter] = dict(
                 "input_ids": "the prompt; `messages` are then not rendered",
                 "return_hidden_states": "`hidden_states` in each choice, in a stream in its last chunk: "
                 "the state from which the last token was sampled; --enable-return-hidden-states",
-                "return_routed_experts": "`sglext.routed_experts` next to the one choice, in a stream in its last "
-                "chunk; --enable-return-routed-experts",
+                "return_routed_experts": "`sglext.routed_experts` next to the one choice, in a stream in its "
+                "last chunk; --enable-return-routed-experts",
                 "routed_experts_start_len": "the first token whose experts are returned",
                 "lora_path": "the name of a loaded adapter; for several prompts also a list: lora.md",
                 "return_prompt_token_ids": "`prompt_token_ids` in each choice",

@@ -9,6 +9,8 @@ from runtime.http.fields.sampling import SAMPLING_FIELDS
 from runtime.http.openai.completion_request import Shared
 from runtime.messages.sampling import SamplingParams
 
+# field of SamplingParams -> field of the request, for what is reported of tokens
+REPORTS = {"hidden_states": "return_hidden_states", "routed_experts": "return_routed_experts"}
 # field of the request -> field of SamplingParams
 FIELDS = {name: name for name in SAMPLING_FIELDS} | {
     "max_tokens": "max_new_tokens",

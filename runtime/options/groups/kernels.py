@@ -212,9 +212,9 @@ class Kernels(Group, frozen=True, kw_only=True):
         str | None,
         refused(
             "Settings of sparse attention over a tiered cache, as JSON.",
-            "decodes of any model would attend to the pages that a score of their keys picks (quest), which its "
-            "weights were not trained for; models with an indexer of their own are sparse by themselves, and "
-            "--enable-hierarchical-cache keeps prefixes in host memory",
+            "decodes of any model would attend to the pages that a score of their keys picks (quest), which "
+            "its weights were not trained for; models with an indexer of their own are sparse by "
+            "themselves, and --enable-hierarchical-cache keeps prefixes in host memory",
         ),
     ] = None
 

@@ -51,8 +51,8 @@ class Observe(Group, frozen=True, kw_only=True):
         option(
             "Labels that this header may set.",
             aliases=("--tokenizer-metrics-allowed-customer-labels",),
-            note="each has at most 64 values, others count as `other`; figures of requests by these labels have names "
-            "of their own, runtime_labelled_...",
+            note="each has at most 64 values, others count as `other`; figures of requests by these labels "
+            "have names of their own, runtime_labelled_...",
         ),
     ] = None
     extra_metric_labels: A[Json | None, option("Labels that all metrics carry, as JSON.")] = None

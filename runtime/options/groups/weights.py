@@ -14,8 +14,8 @@ class Weights(Group, frozen=True, kw_only=True):
         bool,
         option(
             "Stay in loading until a checkpoint engine has delivered the weights.",
-            note="requests wait until a POST to /update_weights_from_disk has succeeded; with --load-format dummy "
-            "no weights are read before",
+            note="requests wait until a POST to /update_weights_from_disk has succeeded; with --load-format "
+            "dummy no weights are read before",
         ),
     ] = False
     weight_version: A[

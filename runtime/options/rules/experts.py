@@ -208,7 +208,7 @@ def reported_experts_are_on_one_rank(plan: Plan, model: ModelFacts, device: Devi
     }
     for other, is_set in others.items():
         if is_set:
-            return f"{flag} takes ranks that route all tokens of a step at once, without {other}; leave one out"
+            return f"{flag} takes ranks that route all tokens of a step, without {other}; leave one out"
     return None
 
 

@@ -45,9 +45,9 @@ LINES: list[tuple[str, str, str]] = [
         "",
     ),
     (
-        SGLANG + "--enable-return-routed-experts",
-        "--model-path /m --enable-return-routed-experts",
-        "this version refuses --enable-return-routed-experts: --only-working",
+        SGLANG + "--enable-pdmux",
+        "--model-path /m --enable-pdmux",
+        "this version refuses --enable-pdmux: --only-working",
     ),
     (
         SGLANG + "--tp 4 --nnodes 2 --node-rank 1 --nccl-init-addr a:1 --dist-timeout 9",

@@ -214,7 +214,8 @@ async def _endpoint(service: Service, settings: HttpSettings, task: Task, reques
         return respond_early(errors.error_response(error, errors.path_of(request)))
     form = await run_sync(giving_way, read_form, request.headers.get("content-type", ""), content)
     own = service_for(service, tenant_in(request.scope))
-    answer = await transcribe(own, form, read_fields(form), task, read_headers(request.headers, settings.label_header))
+    headers = read_headers(request.headers, settings.label_header)
+    answer = await transcribe(own, form, read_fields(form), task, headers)
     if isinstance(answer, Answer):
         answer.interval = settings.stream_interval
     return answer
