@@ -59,7 +59,7 @@ class _Deferring(MetaPathFinder):
 
 
 class _LoadingFirst(MetaPathFinder):
-    """Has what is deferred imported before a compiler of torch, whoever imports that."""
+    """Has what is deferred imported before a compiler of torch, by any import of that."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
