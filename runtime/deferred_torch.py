@@ -20,7 +20,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import LazyLoader
-from threading import Lock
+from threading import RLock
 from types import ModuleType
 
 TRIED = ("2.13",)  # versions with which tests have passed
@@ -41,7 +41,8 @@ DEFERRED = (
     "torch.quantization",
     "torch.utils.data",
 )
-_loading = Lock()
+COMPILERS = ("torch._dynamo", "torch._inductor")  # which find names missing where parts are deferred
+_loading = RLock()
 
 
 class _Deferring(MetaPathFinder):
@@ -57,6 +58,18 @@ class _Deferring(MetaPathFinder):
         return spec
 
 
+class _LoadingFirst(MetaPathFinder):
+    """Has what is deferred imported before a compiler of torch, by any import of that."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """None: other finders find it."""
+        if fullname in COMPILERS:
+            load_deferred()
+        return None
+
+
 @contextmanager
 def deferring_torch() -> Iterator[None]:
     """Defers the modules of DEFERRED that are imported meanwhile for the first time, if torch is of a version
@@ -70,6 +83,8 @@ def deferring_torch() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
+        if deferred():
+            sys.meta_path.insert(0, _LoadingFirst())
 
 
 def deferred() -> list[str]:

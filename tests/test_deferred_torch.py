@@ -38,3 +38,11 @@ print(tuple(torch.linalg.eigh(torch.empty(3, 3, device="meta")).eigenvectors.sha
     import torch
 
     assert numbers == str(torch.randn(2, generator=torch.Generator().manual_seed(3)).tolist())
+
+
+def test_a_compiler_has_them_first() -> None:
+    """Profiles import it, whose modules find one another in one order only."""
+    script = """
+print(len(deferred()) > 0, hasattr(torch, "_inductor"), deferred())
+"""
+    assert run(script) == ["True True []"]
