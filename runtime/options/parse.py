@@ -215,9 +215,11 @@ def _expand(setting: Setting, notices: list[str]) -> Setting | None:
 
 
 def _asks_for_default(setting: Setting) -> bool:
-    """Whether the value of an option that is refused asks for nothing of it: `--nnodes 1`."""
+    """Whether the value of an option that is refused asks for nothing of it: `--rank-factor 0`."""
     if setting.row.status not in REFUSED or setting.row.takes == "switch":
         return False
+    if str(setting.value) == str(setting.row.default):  # rows of other engines are not converted
+        return True
     try:
         return bool(msgspec.convert(setting.value, setting.row.convert, strict=False) == setting.row.default)
     except (msgspec.ValidationError, ValueError, RecursionError):
