@@ -35,13 +35,13 @@ KERNELS, ENGINES_AT_ONCE = 14, 12  # processes of tests that run beside each oth
 
 class Section(Struct, frozen=True):
     """A process. It is started if at least `least_s` of the part's time are left, and ends after `most_s`.
-    One that runs `beside` the section ahead of it starts together with it: tests do, benches never."""
+    One that `joins` the section ahead of it starts together with it: tests do, benches never."""
 
     name: str
     command: tuple[str, ...]  # of Python's -m
     least_s: float
     most_s: float
-    beside: bool = False
+    joins: bool = False
 
     @property
     def is_bench(self) -> bool:
@@ -49,10 +49,10 @@ class Section(Struct, frozen=True):
         return self.command[0].startswith("bench.")
 
 
-def tests(name: str, words: str, most_s: float, *more: str, beside: bool = False) -> Section:
+def tests(name: str, words: str, most_s: float, *more: str, joins: bool = False) -> Section:
     """Tests; warnings of other installed packages do not count."""
     plugins = "-p no:cacheprovider -p no:benchmark -W default"
-    return Section(name, ("pytest", "-q", *plugins.split(), *words.split(), *more), 30, most_s, beside)
+    return Section(name, ("pytest", "-q", *plugins.split(), *words.split(), *more), 30, most_s, joins)
 
 
 def spread(processes: int) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def parts() -> dict[str, list[Section]]:
     return {
         "A": [
             tests("kernels are right", kernels, 200, *chosen, *spread(KERNELS)),
-            tests("ranks are right", "tests/cuda --durations=5", 200, "-m", "cuda", beside=True),
+            tests("ranks are right", "tests/cuda --durations=5", 200, "-m", "cuda", joins=True),
             tests("engines are right", engines, 150, "-v", "-k", one_card, *spread(ENGINES_AT_ONCE)),
             Section("fusion", ("bench.gpu_fusion",), 40, 140),
             Section("http", ("bench.gpu_serve",), 60, 140),
@@ -117,7 +117,7 @@ def groups(sections: Sequence[Section]) -> list[list[Section]]:
     """Sections by what runs at the same time, in their order."""
     found: list[list[Section]] = []
     for section in sections:
-        if section.beside and found:
+        if section.joins and found:
             found[-1].append(section)
         else:
             found.append([section])

@@ -1,5 +1,5 @@
-"""What the table of tiles in runtime/devices/cuda/kernels/gemv.py should hold: products of few rows with weights
-in full, by cuBLAS and by the kernel for few rows in tiles of several sizes.
+"""What the table of tiles in runtime/devices/cuda/kernels/gemv.py should hold: products of few rows with
+weights in full, by cuBLAS and by the kernel for few rows in tiles of several sizes.
 
     python -m bench.gpu_tuning --compile   # compiles every variant, in several processes; nothing is measured
     python -m bench.gpu_tuning             # on a GPU; half a minute behind that, to gpu.jsonl

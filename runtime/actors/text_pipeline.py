@@ -6,6 +6,7 @@ process.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import anyio
 
@@ -148,7 +149,7 @@ class TextPipeline:
     async def prepare(self, media: list[Media]) -> list[Prepared]:
         """Files as the encoder takes them; `media` is empty then. Raises RequestError."""
         assert self.media is not None, "files that were loaded"
-        return await anyio.to_thread.run_sync(giving_way, self.media.prepare, media)
+        return await anyio.to_thread.run_sync(giving_way, partial(self.media.prepare, media))
 
     async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
         """Files as the model takes them. Raises RequestError."""

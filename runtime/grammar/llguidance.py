@@ -124,7 +124,7 @@ class LLGuidanceMatcher:
 
     def fill(self, bits: np.ndarray) -> bool:
         """See Matcher.fill."""
-        address = addressof(c_char.from_buffer(bits))  # a fifth of the time of bits.ctypes.data
+        address = addressof(c_char.from_buffer(bits.data))  # a fifth of the time of bits.ctypes.data
         self.inner.unsafe_compute_mask_ptr(address, bits.nbytes)
         return not self.inner.is_error()
 

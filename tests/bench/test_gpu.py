@@ -56,11 +56,12 @@ def test_sections_cost_each_other_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         Section("fails", ("no_such_module",), 0, 60),
         Section("works", ("this",), 0, 60),
         Section("hangs", ("starts_another",), 0, 6),
-        Section("fails beside it", ("no_such_module",), 0, 60, beside=True),
+        Section("fails beside it", ("no_such_module",), 0, 60, joins=True),
         Section("has no time", ("this",), 10_000, 20_000),
     ]
     lines = Lines(tmp_path / "out" / "gpu.jsonl")
-    assert run(sections, lines, tmp_path, 600.0, is_dry=False) == ["fails", "hangs", "fails beside it", "has no time"]
+    bad = run(sections, lines, tmp_path, 600.0, is_dry=False)
+    assert bad == ["fails", "hangs", "fails beside it", "has no time"]
     found = latest((tmp_path / "out" / "gpu.jsonl").read_text())["run"]
     assert found["fails"].startswith("failed with exit code 1 in")
     assert found["works"].startswith("done in")

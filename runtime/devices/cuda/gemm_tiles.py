@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from runtime.devices.cuda.kernels.launch import INTERPRETER, Gpu, next_power_of_2
 
-# scheme -> number of rows from which torch's own product is taken instead of Triton's; that of "fp8_block" on an
-# H100, the others as reasoned
+# scheme -> number of rows from which torch's own product is taken instead of Triton's; that of "fp8_block"
+# was measured on an H100, the others are reasoned
 TORCH_FROM = {"fp8": 33, "fp8_static": 33, "fp8_block": 64, "int8": 65, "int8_static": 65}
 # whether sums of 8-bit floats with scales of blocks are kept in one multiplication a block
 # (kernels/gemm.py: BLOCKED): on an H100 faster with any number of rows
 SUMS_BY_BLOCK = True
-# schemes whose 4-bit weights are packed in fragments (kernels/fragments.py), where their groups allow it: on an
-# H100 twice as fast with any number of rows. MXFP4 always is
+# schemes whose 4-bit weights are packed in fragments (kernels/fragments.py), where their groups allow it: on
+# an H100 twice as fast with any number of rows. MXFP4 always is
 FRAGMENT_SCHEMES = frozenset({"int4_weight"})
 # slots of an expert on average from which on torch's grouped product computes experts in 16 bits; None: at no
 # number, as on an H100, where ours was faster with any

@@ -367,8 +367,8 @@ def attend_extend(
 
 
 def aligned(mask: Tensor) -> Tensor:
-    """A mask each of whose rows begins at a multiple of 16 bytes, as torch's kernels of GPUs read them. They do
-    not check it: the corner of a larger mask ended a process on an H100 (misaligned address)."""
+    """A mask each of whose rows begins at a multiple of 16 bytes, as torch's kernels of GPUs read them. They
+    do not check it: the corner of a larger mask ended a process on an H100 (misaligned address)."""
     step, *others = 16 // mask.itemsize, *mask.stride()[:-1]
     if mask.data_ptr() % 16 == 0 and mask.stride(-1) == 1 and not any(stride % step for stride in others):
         return mask

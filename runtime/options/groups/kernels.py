@@ -111,7 +111,7 @@ class Kernels(Group, frozen=True, kw_only=True):
         FewRows,
         option(
             "Most rows of a product with weights in full that is not left to cuBLAS.",
-            note="0: none; on an H100 cuBLAS was faster with two rows, and with large weights, which it keeps",
+            note="0: none; on an H100 cuBLAS was faster with two rows; it keeps large weights",
             devices=("cuda",),
         ),
     ] = GEMV_ROWS

@@ -16,8 +16,8 @@ from runtime.devices.cuda.kernels.launch import Gpu, await_inputs, launch_option
 
 # rows up to: outputs of a program (half of them where it has gates), inputs at a time, warps
 TILES = {1: (4, 512, 4), 8: (4, 1024, 4)}
-# of weights that are multiplied here: cuBLAS reads larger ones at 86 to 93 % of an H100's bandwidth, 6144 x 4096
-# at 81 and 4096 x 4096 at 67, where this kernel reaches 86 and 83
+# of weights that are multiplied here: cuBLAS reads larger ones at 86 to 93 % of an H100's bandwidth, 6144 x
+# 4096 at 81 and 4096 x 4096 at 67, where this kernel reaches 86 and 83
 MOST_NUMBERS = 1 << 25
 
 
