@@ -99,6 +99,8 @@ def sample(row: Row) -> list[str]:
             return ["fp8"]
         case Row(name="tokenizer_metrics_allowed_custom_labels"):
             return ["team"]
+        case Row(name="sm_group_num"):
+            return ["4"]
         case Row(name="fastapi_root_path"):
             return ["/1"]
         case _:

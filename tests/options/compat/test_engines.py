@@ -38,16 +38,15 @@ LINES: list[tuple[str, str, str]] = [
     (SGLANG + "--page-size 0 --mem-fraction-static 9", "--model-path /m", "--page-size 0 is left out"),
     (SGLANG + "--api-key ''", "--model-path /m", "--api-key is left out, for serve says: --api-key is empty"),
     (SGLANG + "--ssl-keyfile-password x", "--model-path /m", "--ssl-keyfile-password is left out"),
-    (SGLANG + "--sm-group-num 8", "--model-path /m", "it is what happens anyway"),
     (
         SGLANG + "--tp 2 --attn-cp-size 2",
         "--model-path /m --tensor-parallel-size 2 --attention-context-parallel-size 2",
         "",
     ),
     (
-        SGLANG + "--enable-pdmux",
-        "--model-path /m --enable-pdmux",
-        "this version refuses --enable-pdmux: --only-working",
+        SGLANG + "--dllm-algorithm x",
+        "--model-path /m --dllm-algorithm x",
+        "this version refuses --dllm-algorithm: --only-working",
     ),
     (
         SGLANG + "--tp 4 --nnodes 2 --node-rank 1 --nccl-init-addr a:1 --dist-timeout 9",
