@@ -64,6 +64,7 @@ def compiled(names: list[str], folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
 def test_forms_of_attention_compile(tmp_path: Path) -> None:
     """Those that read with TMA, and the one whose warps have roles: without spills, by products of groups of
