@@ -42,8 +42,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
     },
 }
-# the most variants of attention, and of products of experts
-MOST = {"paged_attention_kernel": 12, "gemm_kernel": 10, "align_kernel": 8, "count_experts_kernel": 8}
+# the most variants of attention, and of products of experts and of one row
+MOST = {
+    "paged_attention_kernel": 12,
+    "gemm_kernel": 10,
+    "align_kernel": 8,
+    "count_experts_kernel": 8,
+    "gemv_kernel": 3,
+}
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="counts without a GPU")
 
