@@ -78,7 +78,7 @@ class Way(NamedTuple):
 
 
 def ways(weight: Any, gpu: Any) -> dict[str, Way]:
-    """Those of a weight, by name."""
+    """The ways to multiply with a weight, by name."""
     from runtime.devices.cuda.gemm import gemm, torch_gemm
     from runtime.devices.cuda.weights import pack
 

@@ -39,7 +39,7 @@ def product_of(name: str, gpu: Any) -> Callable[[Any, Any], Any]:
 
 
 def cublas_of(name: str) -> Callable[[Any, Any], Any]:
-    """The same with cuBLAS, and a launch for the gates."""
+    """The product that a layer needs by cuBLAS, where there are gates with a launch of their own."""
     from runtime.devices.cuda.kernels.activation import act_and_mul
 
     def gated(x: Any, weight: Any) -> Any:

@@ -11,8 +11,8 @@ from socket import socket
 
 
 def environment() -> dict[str, str]:
-    """That of a server: this process's, in which Python keeps the compiled form of modules, as installing a
-    package does."""
+    """A server's environment: this process's, in which Python keeps the compiled form of modules, as
+    installing a package does."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

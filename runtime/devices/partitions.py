@@ -17,7 +17,7 @@ class Partitions(Protocol):
 
     @property
     def least_rows(self) -> list[int]:
-        """Of each partition: the fewest decode rows of a step for which it is taken."""
+        """The fewest decode rows of a step for which each partition is taken."""
         ...
 
     def of(self, num_rows: int) -> Partition:

@@ -24,8 +24,8 @@ class Multiplexing(Struct, frozen=True, kw_only=True):
     rows_divisor: int = 36  # decode rows from which on the last one is taken, where none are given
 
     def divisions(self, num_sms: int, unit: int) -> list[Division]:
-        """Those of a card with `num_sms` multiprocessors, the most for prompts first. Raises ValueError for a
-        card that cannot be divided so; `unit`: the part of prompts is a multiple of it."""
+        """The divisions of a card with `num_sms` multiprocessors, the most for prompts first. Raises ValueError
+        for a card that cannot be divided so; `unit`: the part of prompts is a multiple of it."""
         if self.manual:
             for prompts, decodes, _ in self.manual:
                 if prompts + decodes != num_sms:
@@ -47,7 +47,7 @@ class Multiplexing(Struct, frozen=True, kw_only=True):
         return [Division(unit * (most - place), num_sms - unit * (most - place)) for place in places]
 
     def least_rows(self, count: int) -> list[int]:
-        """Of `count` divisions: the fewest decode rows for which each is taken. Those of fewer rows have the
+        """The fewest decode rows for which each of `count` divisions is taken. Those of fewer rows have the
         first one."""
         if self.manual:
             return [rows for _, _, rows in self.manual]

@@ -88,7 +88,7 @@ async def test_images_equal_transformers(name: str, options: dict[str, Any], tmp
     ],
 )
 async def test_positions_of_rows_and_columns(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """Those that the model's own get_rope_index gives (M-RoPE)."""
+    """The positions that the model's own get_rope_index gives (M-RoPE)."""
     await check(tmp_path, options, make(GRIDS[name], tmp_path, A, B))
 
 

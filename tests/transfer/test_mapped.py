@@ -23,7 +23,7 @@ def sealed(content: bytes) -> int:
 
 
 def again(fd: int) -> int:
-    """As another server has it."""
+    """A descriptor of this memory as another server has one."""
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
 
 

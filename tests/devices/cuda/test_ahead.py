@@ -67,7 +67,7 @@ def compiled(names: list[str], folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.full
 @pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
 def test_forms_of_attention_compile(tmp_path: Path) -> None:
-    """Those that read with TMA, and the one whose warps have roles: without spills, by products of groups of
+    """Forms that read with TMA, and the one whose warps have roles: without spills, by products of groups of
     warps, and with fewer instructions for a tile than the default, which takes 408 for 64 keys of a prompt
     and 547 for 32 latents."""
     made = [one for one in compiled(["forms"], tmp_path) if "attention" in one["kernel"]]

@@ -48,7 +48,7 @@ def test_sums_by_block(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_experts_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the gated product, whose gates and what they gate have blocks of their own."""
+    """The gated product, whose gates and what they gate have blocks of their own."""
     packed = blocked(256, 128 * 2), blocked(256, 128)
     ids, shares = torch.tensor([[0], [-1], [0]]), torch.rand(3, 1)
     inputs = [tensor.to(TORCH_DEVICE) for tensor in (randn(3, 256), ids, shares)]

@@ -113,8 +113,8 @@ CLAMPED = [
 
 @pytest.mark.parametrize(("kind", "dtype", "single"), CLAMPED, ids=str)
 def test_clamped_experts(kind: str, dtype: torch.dtype, single: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of gpt-oss, in MXFP4 and in full, also with scales that only plain numbers have; slots in tiles, or one
-    by one."""
+    """Experts of gpt-oss, in MXFP4 and in full, also with scales that only plain numbers have; slots in
+    tiles, or one by one."""
     monkeypatch.setattr(layer, "SINGLE_SLOTS", single)
     experts, most = CudaExperts(HERE), MOST_EXPONENT + 2 if kind == "large" else 122
     assert isinstance(experts, ClampedExperts) and experts.packs_mxfp4

@@ -242,7 +242,7 @@ def _walk(
 
 @gluon.jit
 def _rows_of(place: Place, heads: Heads, M: gl.constexpr, INDEX: gl.constexpr, LAYOUT: gl.constexpr) -> tuple:
-    """Of each query of a group: its token among the program's, its query head, and whether there is one."""
+    """For each query of a group, its token among the program's, its query head, and whether there is one."""
     index = INDEX * QUERIES + gl.arange(0, QUERIES, layout=LAYOUT)
     token, member = index // heads.HEADS, place.part * heads.HEADS + index % heads.HEADS
     is_query = (token < place.num_tokens) & (token < M // heads.HEADS) & (member < heads.GROUP)

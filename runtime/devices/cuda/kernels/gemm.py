@@ -177,7 +177,7 @@ def _accumulate(
 def _block_factors(
     factors: tl.tensor, scales: tl.tensor, block: tl.tensor, end: tl.tensor, is_row: tl.tensor
 ) -> tl.tensor:
-    """Of a block of inputs: what its sums [M, N] are multiplied by, [M]. 0 beyond the last."""
+    """What the sums [M, N] of a block of inputs are multiplied by, [M]. 0 beyond the last."""
     is_there = block < end
     factor = tl.load(factors + block, mask=is_row & is_there, other=0.0)
     return factor * tl.load(scales + block, mask=is_there, other=0.0)
