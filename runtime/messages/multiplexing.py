@@ -24,8 +24,8 @@ class Multiplexing(Struct, frozen=True, kw_only=True):
     rows_divisor: int = 36  # decode rows from which on the last one is taken, where none are given
 
     def divisions(self, num_sms: int, unit: int) -> list[Division]:
-        """The divisions of a card with `num_sms` multiprocessors, the most for prompts first; `unit`: the part
-        of prompts is a multiple of it. Raises ValueError for a card that cannot be divided so."""
+        """The divisions of a card with `num_sms` multiprocessors, the most for prompts first; `unit`: the
+        part of prompts is a multiple of it. Raises ValueError for a card that cannot be divided so."""
         if self.manual:
             for prompts, decodes, _ in self.manual:
                 if prompts + decodes != num_sms:
