@@ -18,6 +18,7 @@ import pytest
 from tests.e2e.serving import WAIT_S, Server, serve
 
 NUM_CLIENTS = 16
+LENGTH = 400  # tokens of an answer that a server is to be killed in
 
 
 @contextmanager
@@ -71,11 +72,11 @@ def test_a_server_that_is_killed_costs_no_answer(servers: tuple[Server, Server])
     """The last test of this file: one of the servers is gone afterwards."""
     first, second = servers
     with httpx.Client(base_url=first.url, timeout=WAIT_S) as alone:
-        expected = {i: ask(alone, f"prompt {i}", 64)["choices"] for i in range(NUM_CLIENTS)}
+        expected = {i: ask(alone, f"prompt {i}", LENGTH)["choices"] for i in range(NUM_CLIENTS)}
     with route("--policy", "round_robin", "--worker-urls", first.url, second.url) as client:
         wait_healthy(client, 2)
         with ThreadPoolExecutor(NUM_CLIENTS) as clients:
-            answers = [clients.submit(ask, client, f"prompt {i}", 64) for i in range(NUM_CLIENTS)]
+            answers = [clients.submit(ask, client, f"prompt {i}", LENGTH) for i in range(NUM_CLIENTS)]
             while second.get("/v1/loads").json()["loads"][0]["num_running_reqs"] == 0:
                 assert not all(one.done() for one in answers)
             os.kill(second.process.pid, signal.SIGKILL)
