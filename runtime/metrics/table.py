@@ -347,7 +347,7 @@ class Metrics(TierMetrics):
         )
 
     def instruments(self) -> list[Instrument]:
-        """All of them, in the order of the text."""
+        """All instruments, in the order in which `render` writes them."""
         own = [value for value in vars(self).values() if not isinstance(value, list)]
         return [*own, *self.labelled]
 

@@ -140,7 +140,7 @@ def test_the_double() -> None:
     owner.close()
     for engine in ALL.values():
         assert not engine.memory and engine.config.host == "127.0.0.1"
-        assert not engine.rdma.enable_notification, "nobody would take notifications"
+        assert not engine.rdma.enable_notification, "there is no taker of notifications"
 
 
 def test_several_memories_and_sessions_that_are_kept() -> None:
