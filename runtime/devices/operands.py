@@ -120,11 +120,12 @@ class ClampedExperts(Protocol):
 
 
 class FusedOps(Protocol):
-    """Functions that a device may compute in one kernel where others use several Ops. `sums_ranks`: whether
-    `add_rms_norm_of_ranks` may give a result."""
+    """Functions that a device may compute in one kernel where others use several Ops."""
 
     @property
-    def sums_ranks(self) -> bool: ...
+    def sums_ranks(self) -> bool:
+        """Whether `add_rms_norm_of_ranks` may give a result."""
+        ...
 
     def prepare_heads(
         self,

@@ -121,8 +121,7 @@ class CapturedForward:
         if ranks.rank == 0:
             clean(logits)
             if penalises:
-                self.slots.penalties.counts.apply_captured(logits, slots)
-                clean(logits)
+                self.slots.penalties.apply_captured(logits, slots, lengths)
             inputs = None
             if filters is not None:
                 inputs = fused_ops_of(self.device).sampling_inputs(slots, lengths, self.slots.params, filters)

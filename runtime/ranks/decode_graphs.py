@@ -8,12 +8,13 @@ no other work of the host.
     head, sampling, last tokens and lengths       a sampling graph, when all are plain and some random: the
                                                   first of DeviceFacts.captured_samplers with the filters that
                                                   these rows need
-    the same with penalties                       a graph of its own, on devices with a fused penalty kernel
+    the same with penalties, biases and banned    a graph of its own, on devices with a fused penalty kernel
+      stop ids
     layers, beside prompts of the same step       a forward graph on a partition of the device, where it has
                                                   some (side_by_side.py)
     head, then other samplers, log probabilities, launched kernel by kernel after the forward graph
-      other penalties, biases, bans, processors,  (ModelRunner.sample)
-      grammars
+      other penalties, many biases, banned words, (ModelRunner.sample)
+      processors, grammars
     drafts                                        verify_graphs.py
     prompts, pages from host memory,              no graph here: the step is launched kernel by kernel,
       admits, encoders, pooling models            or in piecewise graphs
@@ -138,7 +139,7 @@ class DecodeGraphs:
         self.samples = samples
         self.penalises = samples and device.fused is not None
         if self.penalises:
-            slots.penalties.counts.reserve(slots.padding)
+            slots.penalties.reserve(slots.padding)
         # those that could be captured until now
         self.samplers = list(device.facts.captured_samplers) if samples else []
         self.recorded: dict[int, Recorded] = {}

@@ -6,6 +6,7 @@ all groups: the choice of a graph must be the same on all ranks.
 
 import numpy as np
 
+from runtime.layers.sampling.captured_edits import fits, has_edits
 from runtime.layers.sampling.penalties import has_penalties
 from runtime.messages.steps import Admit
 
@@ -31,7 +32,7 @@ class SamplingNeeds:
         self.has_top_p[slot] = sampling.top_p < 1
         self.is_plain[slot] = is_plain(admit)
         self.is_read[slot] = is_read(admit)
-        self.is_penalised[slot] = has_penalties(sampling)
+        self.is_penalised[slot] = has_penalties(sampling) or has_edits(sampling)
 
     def filters(self, slots: np.ndarray) -> tuple[int, bool]:
         """The largest top_k of these slots, at least one, and whether one has top_p."""
@@ -39,18 +40,18 @@ class SamplingNeeds:
 
 
 def is_plain(admit: Admit) -> bool:
-    """Whether a sequence's tokens are sampled from logits as the model gives them but for penalties, without
-    log probabilities."""
+    """Whether a sequence's tokens are sampled from logits as the model gives them but for penalties, biases and
+    banned stop ids, without log probabilities."""
     return not (admit.grammar_constraint or is_read(admit))
 
 
 def is_read(admit: Admit) -> bool:
-    """Whether something other than a mask, penalties and the sampler reads or changes a sequence's logits."""
+    """Whether something other than a mask, penalties, few biases and banned stop ids, and the sampler reads or
+    changes a sequence's logits."""
     sampling = admit.sampling
     return bool(
         sampling.processor
-        or sampling.bias_ids
         or sampling.token_bans
         or sampling.top_logprobs >= 0
-        or (sampling.stop_ids and sampling.min_len > 0)
+        or not fits(sampling)
     )

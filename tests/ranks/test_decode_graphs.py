@@ -2,6 +2,7 @@
 company and the padding."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.devices.base import Device
 from runtime.devices.facts import ANY_K
+from runtime.layers.fused_ops import UnfusedOps
+from runtime.messages.ranks import StartRank
 from runtime.ranks.open_executor import DEVICES as MODULES
 from tests.devices import taped
 from tests.devices.drive import Planner, page_copies, sampling, start
@@ -133,6 +137,54 @@ def test_requested_sizes(
     # rows that ask for nothing but a token: greedy, random, nucleus, top_k
     plain = 0 if company else DRAWS[draws][1]
     assert (forwards, replays - forwards) == ((10, 0) if company else (90, plain))
+
+
+class Fused(taped.TapedDevice):
+    """With operators that apply penalties, so that captured steps do."""
+
+    def open(self, start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+        device = super().open(start, rank, dtype)
+        return replace(device, fused=UnfusedOps(device.ops))
+
+
+EDITS: list[dict[str, Any]] = [
+    {"bias_ids": [3, 90], "bias_values": [2.5, 9.0]},
+    {"bias_ids": [5], "bias_values": [-50.0], "frequency_penalty": 0.6},
+    {"stop_ids": list(range(0, 32, 2)), "min_len": 9},  # until five tokens are there
+    {"stop_ids": list(range(0, 32, 2)), "min_len": 9, "temperature": 0.8, "seed": 3},
+    {},
+]
+
+
+@pytest.mark.parametrize("company", [False, True])
+def test_biases_and_banned_stop_ids(
+    company: bool, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tokens are sampled in graphs, and are those of a rank without graphs; a slot's next sequence has
+    nothing of them."""
+    folder, _, _ = checkpoints("qwen3")
+    monkeypatch.setattr(taped, "open_executor", lambda *args: taped.TapedRunner(*args, Fused()))
+
+    def run(**options: Any) -> tuple[list[list[int]], Any]:
+        executor, ready = start(folder, max_slots=16, max_len=128, **options)
+        planner, found = Planner(executor, ready, 4), []
+        for params in (EDITS, [{} for _ in EDITS]):
+            rows = [
+                planner.row(slot, [5, 9, 100, 7], sampling(**given)) for slot, given in enumerate(params)
+            ]
+            for row in rows:
+                planner.prefill(row)
+            for batch in [rows] if company else [[row] for row in rows]:
+                for _ in range(8):
+                    planner.run(batch, [])
+            found += [row.tokens for row in rows]
+        return found, executor
+
+    expected, _ = run()
+    found, executor = run(device="taped", graph_sizes=[2, 8])
+    assert found == expected and found[0] != found[5] and 90 in found[0][4:]
+    steps = 2 * 8 * (1 if company else len(EDITS))
+    assert executor.tapes.replays == 2 * steps, "a forward pass and a choice each"
 
 
 def test_adapters(checkpoints: Checkpoints, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from runtime.devices.operands import Seen
 from runtime.layers.fused_ops import penalise
+from runtime.layers.sampling.captured_edits import CapturedEdits
 from runtime.layers.sampling.sampler import FAR, clean
 from runtime.layers.sampling.token_bans import SlotTokenBans
 from runtime.layers.upload import float32_tensor, int64_tensor, upload_int64
@@ -142,12 +143,21 @@ class LogitsPenalties:
         self.biases: dict[int, tuple[Tensor, Tensor]] = {}  # slot -> ids, values
         self.bans: dict[int, tuple[int, Tensor]] = {}  # slot -> min_len, ids
         self.token_bans = SlotTokenBans(vocab_size, torch_device)
+        self.edits: CapturedEdits | None = None  # the same biases and bans, where captured steps apply them
+
+    def reserve(self, num_slots: int) -> None:
+        """Memory for captured steps; see Counts.reserve."""
+        self.counts.reserve(num_slots)
+        if self.edits is None:
+            self.edits = CapturedEdits(num_slots, self.torch_device)
 
     def admit(self, admit: Admit) -> None:
         """Replaces the slot's penalties, bias and bans by those of a new sequence."""
         slot, sampling = admit.slot, admit.sampling
         self.counts.admit(slot, admit)
         self.token_bans.admit(admit)
+        if self.edits is not None:
+            self.edits.admit(admit)
         self.biases.pop(slot, None)
         self.bans.pop(slot, None)
         if sampling.bias_ids:
@@ -188,6 +198,15 @@ class LogitsPenalties:
             logits[index].index_fill_(0, self.bans[slots[index]][1], -2 * FAR)
         self.token_bans.apply(logits, excluding, slots, contexts or {})
         return logits
+
+    def apply_captured(self, logits: Tensor, slots: Tensor, lengths: Tensor) -> None:
+        """`apply` for all rows of finite logits, in place, in a captured body: `slots` and `lengths`, int64 [N],
+        are known on the device alone. What tables have no room for is not among them."""
+        assert self.edits is not None, "captured before tables were reserved"
+        self.counts.apply_captured(logits, slots)
+        self.edits.add_biases(logits, slots)
+        clean(logits)
+        self.edits.ban(logits, slots, lengths)
 
     def add(self, slots: list[int], tokens: Tensor, accepted: Tensor | None = None) -> None:
         """Counts the tokens sampled for `slots`, where penalties need them; of several for one slot those

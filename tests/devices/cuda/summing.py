@@ -35,13 +35,15 @@ class SummingOps(UnfusedOps):
 
     sums_ranks = True
 
-    def __init__(self, device: Device, sums: NormSums) -> None:
+    def __init__(self, device: Device, sums: NormSums, calls: Path) -> None:
+        """`calls`: a file with a line for each call, its number of rows."""
         super().__init__(device.ops)
         self.sums = sums
-        self.calls: list[int] = []
+        self.calls = calls
 
     def add_rms_norm_of_ranks(self, inputs: NormInputs, feeds: object) -> tuple[Tensor, Tensor] | None:
-        self.calls.append(len(inputs.x))
+        with self.calls.open("a") as file:
+            file.write(f"{len(inputs.x)}\n")
         if len(inputs.x) > MOST_ROWS or not self.sums.takes(inputs):
             return None
         return self.sums.add(inputs, None, early=False)
@@ -52,5 +54,5 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     device = open_cpu(start, rank, dtype)
     folder = Path(start.rendezvous + " memory")
     folder.mkdir(exist_ok=True)
-    ops = SummingOps(device, open_sums(folder, rank, start.tp_size))
+    ops = SummingOps(device, open_sums(folder, rank, start.tp_size), folder / f"calls of {rank}")
     return replace(device, fused=ops, programs=None, logits_ops=None, row_quantizer=None)

@@ -91,6 +91,9 @@ def test_models_whose_norms_sum(tmp_path: Path, run_ranks: RunRanks) -> None:
     for one, zero, other in zip(alone, first, second, strict=True):
         assert zero["tokens"] == one["tokens"] and zero["last"] == other["last"] == one["last"]
         assert zero["logprobs"] == pytest.approx(one["logprobs"], abs=2e-3)
+    # of 19 steps three norms of two layers: the first one is given embeddings
+    calls = [path.read_text().split() for path in sorted(tmp_path.glob("* memory/calls of *"))]
+    assert [len(lines) for lines in calls] == [19 * 3] * 4 and {"1", "3", "30"} <= set(calls[0])
 
 
 def inputs(rows: int = 2, size: int = 64, dtype: torch.dtype = torch.bfloat16) -> NormInputs:

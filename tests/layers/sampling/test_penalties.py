@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.layers.sampling.captured_edits import BIASES, fits, has_edits
 from runtime.layers.sampling.penalties import LogitsPenalties
 from runtime.layers.sampling.sampler import FAR
 from runtime.messages.steps import Admit
+from runtime.ranks.sampling_needs import is_plain
 from tests.devices.drive import sampling
 
 PLACE = torch.device("cpu")
@@ -78,6 +80,42 @@ def test_captured_steps_penalise_alike() -> None:
     assert counts.generated is held and held[counts.rows[2]].tolist() == [0, 1, 0, 1, 0, 0, 0, 1, *[0] * 4]
     penalties.admit(admit(2, [], []))
     assert counts.captured_rows is not None and counts.captured_rows.tolist() == [counts.rows[0], 0, 0, 0]
+
+
+def test_captured_steps_edit_alike() -> None:
+    """Biases and banned stop ids, with penalties and alone, to the bit; a slot forgets them."""
+    penalties = LogitsPenalties(VOCAB, PLACE)
+    penalties.reserve(4)
+    penalties.admit(admit(0, [1], [3], bias_ids=[0, 3], bias_values=[5.0, -100.0], presence_penalty=0.5))
+    penalties.admit(admit(1, [], [], stop_ids=[0, 2], min_len=10))
+    penalties.admit(admit(2, [], [], bias_ids=[7], bias_values=[2.0], stop_ids=[7], min_len=5))
+    slots = torch.tensor([0, 1, 1, 2, 2, 3, 4])
+    lengths = torch.tensor([4, 9, 10, 4, 5, 1, 0])
+    for _ in range(2):
+        logits = torch.randn(7, VOCAB)
+        found, expected = logits.clone(), penalties.apply(logits, slots.tolist(), lengths.tolist())
+        penalties.apply_captured(found, slots, lengths)
+        assert torch.equal(found, expected) and torch.equal(found[5:], logits[5:])
+        assert found[1, 0] == found[3, 7] == pytest.approx(-2 * FAR)
+    for slot in range(3):
+        penalties.admit(admit(slot, [], []))
+    found = logits.clone()
+    penalties.apply_captured(found, slots, lengths)
+    assert torch.equal(found, logits)
+
+
+def test_what_tables_have_no_room_for() -> None:
+    """Such sequences are sampled outside of captured steps."""
+    many = list(range(BIASES + 1))
+    for params, room in (
+        ({"bias_ids": many, "bias_values": [1.0] * len(many)}, False),
+        ({"bias_ids": many[1:], "bias_values": [1.0] * BIASES}, True),
+        ({"stop_ids": many, "min_len": 4}, False),
+        ({"stop_ids": many}, True),  # none is banned
+    ):
+        one = admit(0, [], [], **params)  # type: ignore[arg-type]
+        assert fits(one.sampling) is room and is_plain(one) is room
+        assert has_edits(one.sampling) is (params != {"stop_ids": many})
 
 
 def test_counts_grow_and_are_reused() -> None:
