@@ -100,6 +100,7 @@ class LlamaDecoderLayer(Layer):
         # the ranks whose parts of a sum the norm behind attention is given, and the first norm; None: the sum
         self.norm_ranks = norm_ranks(device, config, self.mlp) if type(self) is LlamaDecoderLayer else None
         self.input_ranks: Collectives | None = None
+        self.output_ranks: Collectives | None = None  # the same of what the layer returns
         if self.norm_ranks is not None:
             self.self_attn.o_proj.leave_sum()
 

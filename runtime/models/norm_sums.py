@@ -14,12 +14,13 @@ from runtime.models.config.model_config import ModelConfig
 
 @runtime_checkable
 class SummedLayer(Protocol):
-    """What `leave_sums_to_norms` needs of a layer: the ranks whose parts the norm behind its attention sums, and
-    those whose parts its first norm does; None: what is given them is whole."""
+    """What `leave_sums_to_norms` needs of a layer: the ranks whose parts the norm behind its attention sums,
+    and those whose parts its first norm does; None: what is given them is whole."""
 
     mlp: Layer
     norm_ranks: Collectives | None
     input_ranks: Collectives | None
+    output_ranks: Collectives | None  # the next layer's `input_ranks`
 
 
 def norm_ranks(device: Device, config: ModelConfig, mlp: Layer) -> Collectives | None:
@@ -44,4 +45,4 @@ def leave_sums_to_norms(layers: Sequence[object], aux_layers: Sequence[int]) -> 
         if before.norm_ranks is not None and layer.norm_ranks is not None:
             assert isinstance(before.mlp, FeedForward | SparseFeedForward), "see norm_ranks"
             before.mlp.leave_sum()
-            layer.input_ranks = layer.norm_ranks
+            layer.input_ranks = before.output_ranks = layer.norm_ranks

@@ -20,6 +20,7 @@ from runtime.errors import StartError
 from runtime.layers.weight import Layer, LayerTree
 from runtime.messages.diagnosis import Diagnosis, LayerHook
 from runtime.models.base import Model
+from runtime.models.norm_sums import SummedLayer
 from runtime.ranks.tensor_dump import TensorFiles
 
 Output: TypeAlias = Tensor | tuple[Tensor, ...]
@@ -141,6 +142,8 @@ def _block_end(
         own = layer()
         assert own is not None, "a layer that was dropped is called"
         x, residual = end(own, attended, residual, batch)
+        if isinstance(own, SummedLayer) and own.output_ranks is not None:
+            x = own.output_ranks.all_reduce(x)
         hidden = _seen(own, (attended, residual), x + residual, name, hooks, files)
         assert isinstance(hidden, Tensor), f"a hook of {name} returned no tensor"
         return torch.zeros_like(hidden), hidden
