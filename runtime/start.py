@@ -27,7 +27,7 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import class_path
 from runtime.models.config.weight_files import check_weight_files
 from runtime.nodes.addresses import parse_address
-from runtime.nodes.secret import read_secret
+from runtime.nodes.secret import NODES_SECRET
 from runtime.options.facts import GRAMMAR_PACKAGES
 from runtime.options.plan import Plan
 from runtime.pdmux_settings import multiplexing
@@ -39,7 +39,7 @@ from runtime.storage.buffers import PACKAGES, missing
 from runtime.storage.settings import backend_settings
 from runtime.text.open_media import open_transcription
 from runtime.transfer.engines import check_backend
-from runtime.transfer.key import read_key
+from runtime.transfer.key import SERVERS_KEY
 from runtime.transfer.open_encoders import check_encoders
 from runtime.weight_settings import cache_scales
 
@@ -101,9 +101,9 @@ def check_nodes(plan: Plan) -> None:
     """Several nodes have an address, and a secret. Raises StartError."""
     if plan.parallel.nnodes > 1:
         parse_address(plan.parallel.dist_init_addr or "")
-        read_secret(plan.parallel.dist_secret_file)
+        NODES_SECRET.read(plan.parallel.dist_secret_file)
     if plan.disaggregation.disaggregation_mode != "null":
-        read_key(plan.disaggregation.disaggregation_key_file)
+        SERVERS_KEY.read(plan.disaggregation.disaggregation_key_file)
         check_backend(
             plan.disaggregation.disaggregation_transfer_backend, plan.disaggregation.disaggregation_ib_device
         )
