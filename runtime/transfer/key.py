@@ -86,7 +86,7 @@ def check_bearer(key: bytes, token: bytes) -> None:
     if not hmac.compare_digest(token, key):
         raise Forbidden(
             f"{ROOM_FIELD} is for a router that sends the key of this server ({OPTION}) as `authorization: "
-            "Bearer SERVERS_KEY`; leave it out, or give the router the same key",
+            "Bearer KEY`; leave it out, or give the router the same key",
             param=ROOM_FIELD,
         )
 
