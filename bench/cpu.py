@@ -105,8 +105,8 @@ def child(level: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def run_peer(command: list[str], stderr: int | None = None) -> str:
-    """What a peer's program prints, with what it says on stderr where that is subprocess.STDOUT; run in a folder
-    of its own: some leave files where they run. Raises CalledProcessError."""
+    """What a peer's program prints, on stderr too where that is subprocess.STDOUT. It runs in a folder of its
+    own, for some leave files where they run. Raises CalledProcessError."""
     with TemporaryDirectory() as scratch:
         done = subprocess.run(
             command, check=True, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=scratch
