@@ -22,6 +22,7 @@ from runtime.messages.diagnosis import NOTHING, Diagnosis
 from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.models.base import CompiledLayer, Model, generative
 from runtime.models.config.pooling import Pooling
+from runtime.ranks.diffusion_blocks import sample_blocks
 from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.encoded_media import open_media, sees_whole_images
 from runtime.ranks.expert_counts import ExpertLoad
@@ -205,6 +206,8 @@ class ModelRunner:
             self.slots.lengths.advance(plan.slots, starts, plan.counts)
             return self.pool(plan, hidden, self.pooling, begin)
         prompt = self.logits.prompt(self.model, plan, hidden, groups, self.slots, self.logits_ops)
+        if plan.blocks is not None:
+            return sample_blocks(self, plan, plan.blocks, starts, rows, forwarded, begin)
         shown = self.shown(plan, hidden)
         sampled = self.sample(plan, starts, rows, forwarded, groups)
         if self.drafts is not None and plan.follows:

@@ -26,6 +26,7 @@ from runtime.models.config.block import (
     ScoreKind,
 )
 from runtime.models.config.config_files import decode, raw_files
+from runtime.models.config.diffusion_families import BlockDiffusion
 from runtime.models.config.dual_config import DUALS, DualText, dual_pooling, read_any_encoder
 from runtime.models.config.encoder_config import ENCODERS, Encoder, encoder_fields
 from runtime.models.config.family import Family
@@ -119,6 +120,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     # of each layer: the one whose keys and values it reads; empty: each layer has its own
     kv_sources: tuple[int, ...] = ()
     recurrent: Recurrent | None = None  # kinds of layers, where some are recurrent; None: all have attention
+    diffusion: BlockDiffusion | None = None  # None: the model samples one token after the other
     rope: Rope
     layer_ropes: tuple[Rope, ...] = ()  # of each layer, where they differ
     positions: LearnedPositions | None = None  # None: tokens have no embeddings of their positions
