@@ -28,8 +28,8 @@ def diffusion(plan: Plan, model: ModelConfig) -> Diffusion | None:
     if plan.schedule.max_step_tokens < size:
         raise OptionsError(
             [
-                f"--chunked-prefill-size {plan.schedule.max_step_tokens} is less than a block of {size} tokens; "
-                "choose more"
+                f"--chunked-prefill-size {plan.schedule.max_step_tokens} is less than a block of {size} "
+                "tokens; choose more"
             ]
         )
     return Diffusion(algorithm=algorithm, size=size, mask_id=model.diffusion.mask_id)

@@ -385,9 +385,8 @@ def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
 
 def routed_size(plan: Plan, model: ModelConfig) -> int:
     """Routed experts of a token in all layers; 0: they are not reported."""
-    if not plan.api.enable_return_routed_experts or model.moe is None:
-        return 0
-    return len(model.moe.layers) * model.moe.routing.top_k
+    moe = model.moe if plan.api.enable_return_routed_experts else None
+    return 0 if moe is None else len(moe.layers) * moe.routing.top_k
 
 
 def processor_names(plan: Plan) -> tuple[str, ...]:

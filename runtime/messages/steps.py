@@ -174,8 +174,8 @@ class StepPlan(Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
     what each follows.
 
     Steps of a diffusion model have extend rows alone, which begin and end at ends of blocks. One that samples
-    at the places of a BLOCK ends with that block, whose keys and values are written and count for nothing: the
-    next row of the slot begins where the block begins.
+    at the places of a BLOCK ends with that block, whose keys and values are written and count for nothing:
+    the next row of the slot begins where the block begins.
 
     Effects apply in this order: page copies, LoRA assignment, admits, page updates, loads of states, forward,
     keeps of states, sampling. A plan without rows only copies pages. Ranks run steps in the order of
@@ -274,5 +274,5 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     forced: dict[int, list[int]] = {}
     group: int = 0  # the attention group whose step it was
     encode_s: float = 0.0  # seconds of the encoder on what was encoded before this step
-    # float32 [N]: probabilities of the tokens of BLOCK rows, as they were sampled; None: there are no such rows
+    # float32 [N]: probabilities of the tokens of BLOCK rows, as they were sampled; None: no such rows
     confidences: np.ndarray | None = None

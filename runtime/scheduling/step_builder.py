@@ -22,7 +22,8 @@ from runtime.scheduling.encodings import Encodings, RowsBuilder, token_grids
 from runtime.scheduling.hidden_states import Shown, ShownTokens
 from runtime.scheduling.step_costs import Work
 
-LAST, ALL, BLOCK = int(Samples.LAST), int(Samples.ALL), int(Samples.BLOCK)  # an attribute of an enumeration is looked up slowly
+# an attribute of an enumeration is looked up slowly
+LAST, ALL, BLOCK = int(Samples.LAST), int(Samples.ALL), int(Samples.BLOCK)
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
 _MASK64 = (1 << 64) - 1
 

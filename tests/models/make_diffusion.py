@@ -1,7 +1,8 @@
 """Tiny random checkpoints of diffusion models, and what they answer by transformers' modules.
 
-Their layers are those of families that transformers has: SDAR's are Qwen 3's, those of LLaDA 2 are GLM 4.5's under
-other names. The reference computes all tokens up to the end of a block anew in each step, by a mask.
+Their layers are those of families that transformers has: SDAR's are Qwen 3's, those of LLaDA 2 are GLM
+4.5's under other names. The reference computes all tokens up to the end of a block anew in each step, by a
+mask.
 """
 
 import json

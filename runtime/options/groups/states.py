@@ -50,12 +50,13 @@ class States(Group, frozen=True, kw_only=True):
     dllm_algorithm: A[
         Literal["LowConfidence", "JointThreshold"] | None,
         option(
-            "How a diffusion model fills in its blocks: likely tokens first, or with edits of tokens as well.",
+            "How a diffusion model fills in blocks: likely tokens first, or with edits of tokens as well.",
             note="such a model needs one; see diffusion.md",
         ),
     ] = None
     dllm_algorithm_config: A[
-        str | None, option("YAML file with settings of --dllm-algorithm: thresholds and the size of blocks.")
+        str | None,
+        option("YAML file with settings of --dllm-algorithm: thresholds and the size of blocks."),
     ] = None
 
 

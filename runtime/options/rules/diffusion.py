@@ -13,8 +13,8 @@ def blocks_have_an_algorithm(plan: Plan, model: ModelFacts, device: DeviceFacts)
     algorithm = plan.states.dllm_algorithm
     if model.diffusion is None and algorithm is not None:
         return (
-            f"--dllm-algorithm {algorithm} is for diffusion models (SDAR, LLaDA 2); this model samples one token "
-            "after the other, so leave it out"
+            f"--dllm-algorithm {algorithm} is for diffusion models (SDAR, LLaDA 2); this model samples one "
+            "token after the other, so leave it out"
         )
     if model.diffusion is not None and algorithm is None:
         return "this model fills in blocks of tokens; say how with --dllm-algorithm LowConfidence"

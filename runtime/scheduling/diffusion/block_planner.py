@@ -2,7 +2,8 @@
 
 A sequence whose known blocks are computed has one row a step: the block that was completed last, if its keys
 and values are still those of masks, and then the next one as far as it is filled in. So a block that is
-complete costs no pass of its own. What a step found changes the next one, so a sequence has one row in flight.
+complete costs no pass of its own. What a step found changes the next one, so a sequence has one row in
+flight.
 """
 
 from collections.abc import Callable
@@ -47,6 +48,7 @@ class BlockPlanner:
         known = sequence.extend_len
         given = sequence.text_ids(known, len(sequence.tokens)).tolist()
         sequence.block = Block.begin(given, self.diffusion.size, self.diffusion.mask_id)
-        if len(sequence.tokens) == sequence.prompt_len and sequence.request.params.n > 1 and not sequence.index:
+        is_first = len(sequence.tokens) == sequence.prompt_len and not sequence.index
+        if is_first and sequence.request.params.n > 1:
             self.roster.follow(sequence)
         return sequence.block
