@@ -57,7 +57,7 @@ def settings_file(folder: Path, **settings: object) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(("kind", "threshold"), [*((kind, 0.2) for kind in SIZES), ("sdar", None)])
+@pytest.mark.parametrize(("kind", "threshold"), [*((kind, 0.5) for kind in SIZES), ("sdar", None)])
 async def test_low_confidence(
     kind: str, threshold: float | None, diffusion: Diffusion, tmp_path: Path
 ) -> None:
@@ -72,15 +72,15 @@ async def test_low_confidence(
 
 async def test_a_threshold_changes_answers(diffusion: Diffusion) -> None:
     _, reference = diffusion("sdar")
-    one, other = (reference.low_confidence(PROMPTS[0], COUNT, threshold) for threshold in (0.2, 0.95))
+    one, other = (reference.low_confidence(PROMPTS[0], COUNT, threshold) for threshold in (0.5, 0.95))
     assert one != other, "else the tests here say little"
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 async def test_settings(setting: str, diffusion: Diffusion, tmp_path: Path) -> None:
     folder, reference = diffusion("sdar")
-    expected = [reference.low_confidence(prompt, COUNT, 0.2) for prompt in PROMPTS]
-    options = OPTIONS | {"dllm_algorithm_config": settings_file(tmp_path, threshold=0.2)} | SETTINGS[setting]
+    expected = [reference.low_confidence(prompt, COUNT, 0.5) for prompt in PROMPTS]
+    options = OPTIONS | {"dllm_algorithm_config": settings_file(tmp_path, threshold=0.5)} | SETTINGS[setting]
     async with Engine(model_path=str(folder), **options) as engine:
         for _ in range(2):
             assert await greedy_at_once(engine, PROMPTS, COUNT) == expected
@@ -95,7 +95,7 @@ async def test_joint_threshold(kind: str, diffusion: Diffusion, tmp_path: Path) 
     """With blocks of another size than the model's, edits that end by their number, and a penalty."""
     folder, _ = diffusion(kind)
     reference = BlockReference(folder, 16)
-    numbers = {"threshold": 0.15, "edit_threshold": 0.1, "max_post_edit_steps": 3, "penalty_lambda": 2.5}
+    numbers = {"threshold": 0.4, "edit_threshold": 0.3, "max_post_edit_steps": 3, "penalty_lambda": 2.5}
     config = settings_file(tmp_path, block_size=16, **numbers)
     expected = [reference.joint(prompt, COUNT, *numbers.values()) for prompt in PROMPTS]
     options = OPTIONS | {"dllm_algorithm": "JointThreshold", "dllm_algorithm_config": config}

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from tests.models.make import make_checkpoint
 
 MASK = 257
+SHARPNESS = 4.0  # factor on logits: some tokens are likely, as in trained models
 SIZES = {"sdar": 4, "sdar_moe": 4, "llada2": 8}
 ARCHITECTURES = {"sdar": "SDARForCausalLM", "sdar_moe": "SDARMoeForCausalLM", "llada2": "LLaDA2MoeModelLM"}
 TWINS = {"sdar": "qwen3", "sdar_moe": "qwen3_moe", "llada2": "glm4_moe"}
@@ -33,14 +34,19 @@ NAMES = (
 
 def make_diffusion(kind: str, folder: Path) -> Path:
     """The checkpoint in `folder`/model, and its twin for transformers in `folder`/twin."""
-    twin = make_checkpoint(TWINS[kind], folder / "twin", **OVERRIDES.get(kind, {}))
-    own = make_checkpoint(TWINS[kind], folder / "model", **OVERRIDES.get(kind, {}))
+    twin, own = (
+        make_checkpoint(TWINS[kind], folder / name, **OVERRIDES.get(kind, {})) for name in ("twin", "model")
+    )
+    weights = load_file(twin / "model.safetensors")
+    weights["lm_head.weight"] *= SHARPNESS
+    save_file(weights, twin / "model.safetensors", {"format": "pt"})
     config = json.loads((twin / "config.json").read_text())
     config |= {"architectures": [ARCHITECTURES[kind]], "block_size": SIZES[kind], "mask_token_id": MASK}
     if kind == "llada2":
         config |= {"num_experts": config.pop("n_routed_experts")}
         config |= {"num_shared_experts": config.pop("n_shared_experts")}
-        save_file(_renamed(load_file(own / "model.safetensors")), own / "model.safetensors")
+        weights = _renamed(weights)
+    save_file(weights, own / "model.safetensors")
     config["model_type"] = kind
     (own / "config.json").write_text(json.dumps(config))
     return own

@@ -52,6 +52,7 @@ class States(Group, frozen=True, kw_only=True):
         option(
             "How a diffusion model fills in blocks: likely tokens first, or with edits of tokens as well.",
             note="such a model needs one; see diffusion.md",
+            missing="pipelines, attention groups and NPUs, all of which are refused",
         ),
     ] = None
     dllm_algorithm_config: A[

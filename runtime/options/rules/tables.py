@@ -1,7 +1,6 @@
 """Relations between options, as tables: what an option needs, requires, excludes, goes with or divides.
 
-Relations of planned options are here too: they are shown next to the refusal, and are in force when the
-option starts to work.
+Relations of refused options are here too: they are shown next to the refusal.
 """
 
 from collections.abc import Iterator
