@@ -33,7 +33,11 @@ OPTIONS: dict[str, Any] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "page size of a block, chunks of two": {"page_size": 8, "chunked_prefill_size": 17},
     "no prefix cache": {"disable_radix_cache": True},
-    "few pages: sequences give way": {"page_size": 8, "max_total_tokens": 96},
+    "few pages: sequences give way": {
+        "page_size": 8,
+        "max_total_tokens": 96,
+        "schedule_conservativeness": 0.0,
+    },
 }
 
 Diffusion = Callable[[str], tuple[Path, BlockReference]]
