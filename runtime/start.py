@@ -18,6 +18,7 @@ from runtime.actors.events import require_zmq
 from runtime.admin import warmup
 from runtime.devices.cpu.kernels.choice import usable_levels
 from runtime.devices.numa import cores_of
+from runtime.diffusion_settings import diffusion
 from runtime.errors import OptionsError, StartError, install_line
 from runtime.messages.memory import offloaded_layers
 from runtime.models.config.checksums import read_list
@@ -87,6 +88,7 @@ def prepare_ranks(plan: Plan) -> ModelConfig:
     cache_scales(plan, model)
     places_at_start(plan.experts, model.moe, plan.parallel.nodes_of_stage)
     multiplexing(plan)
+    diffusion(plan, model)
     check_offload(plan, model)
     check_host_tier(plan, model)
     check_machine(plan)

@@ -38,7 +38,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("layers",),
     ("devices/ascend", "devices/cpu", "devices/cuda", "devices/null", "models"),
     ("options", "ranks"),
-    ("host_settings", "metrics", "nodes", "pdmux_settings", "weight_settings"),
+    ("diffusion_settings", "host_settings", "metrics", "nodes", "pdmux_settings", "weight_settings"),
     ("transfer",),
     ("media_settings", "settings"),
     ("actors",),
