@@ -43,7 +43,7 @@ def streams(port: int, pid: int, turns: int, seconds: float) -> dict[str, Any]:
     answered = 0
     for _ in range(turns):
         for label in gaps:
-            answered += asyncio.run(turn(port, pid, seconds, BESIDE[label], gaps[label], used[label]))
+            answered += asyncio.run(turn(port, pid, seconds, LOADS[label], gaps[label], used[label]))
     total_s = turns * seconds
     return {
         label: figures(values) | {f"{name}_%": round(s / total_s * 100, 1) for name, s in used[label].items()}
@@ -52,18 +52,22 @@ def streams(port: int, pid: int, turns: int, seconds: float) -> dict[str, Any]:
 
 
 BUSY = "import os; os.nice(10); print(1, flush=True)\nwhile True: sum(range(1000))"
-BESIDE: dict[str, list[str]] = {"alone": [], "images": ["-m", "bench.media_streams"], "control": ["-c", BUSY]}
-"""Arguments of Python for the process that runs beside the streams; none for no process."""
+LOADS: dict[str, list[str]] = {
+    "alone": [],
+    "images": ["-m", "bench.media_streams"],
+    "control": ["-c", BUSY],
+}
+"""Arguments of Python for the process that runs next to the streams; none for no process."""
 
 
 async def turn(
-    port: int, pid: int, seconds: float, beside: list[str], gaps: list[float], used: Counter[str]
+    port: int, pid: int, seconds: float, load: list[str], gaps: list[float], used: Counter[str]
 ) -> int:
-    """Adds the streams' gaps within so many seconds to `gaps`, and to `used` what the server's processes took.
-    -> number of images that were answered meanwhile"""
+    """Adds the streams' gaps within so many seconds to `gaps`, and to `used` what the server's processes
+    took. -> number of images that were answered meanwhile"""
     process = None
-    if beside:
-        words = [sys.executable, *beside, "--port", str(port)]
+    if load:
+        words = [sys.executable, *load, "--port", str(port)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()  # it has begun

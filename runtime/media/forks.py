@@ -84,8 +84,9 @@ def confine(bounds: Bounds) -> None:
 
 
 def end_with(reply: int, *, is_written_to: bool = False) -> None:
-    """Has this process end when the other end of its socket is closed: the request has ended. `is_written_to`:
-    the other end also writes, and the process ends between two calls of C; else in the middle of one."""
+    """Has this process end when the other end of its socket is closed: the request has ended.
+    `is_written_to`: the other end also writes, and the process ends between two calls of C; else in the
+    middle of one."""
     closed = select.poll()
     closed.register(reply, select.POLLHUP)
 

@@ -57,8 +57,8 @@ class MediaSource(Struct, frozen=True, kw_only=True):
 
 
 class SharedMemory:
-    """A descriptor of the memory that an array lies in, which other processes may be given. It is open as long
-    as this lives."""
+    """A descriptor of the memory that an array lies in, which other processes may be given. It is open as
+    long as this lives."""
 
     def __init__(self, fd: int, values: np.ndarray) -> None:
         """`values`: all of the memory."""

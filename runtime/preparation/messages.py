@@ -66,8 +66,8 @@ class Answer(Struct, frozen=True, array_like=True):
 
 
 class PrepareFile(Struct, frozen=True, kw_only=True, array_like=True):
-    """A request to prepare a file. Its socket for the answer, its array, and that of its sound come with it as
-    descriptors."""
+    """A request to prepare a file. Its socket for the answer, its array, and that of its sound come with it
+    as descriptors."""
 
     file: FileHead
     sound: FileHead | None

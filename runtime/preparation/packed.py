@@ -24,7 +24,7 @@ def write_prepared(one: Prepared) -> tuple[int, int]:
 
 
 def read_prepared(fd: int, head_at: int) -> Prepared:
-    """The file whose arrays and head lie in this memory, which the caller closes. Its arrays are read-only."""
+    """The file whose arrays and head lie in this memory, which the caller closes. Arrays are read-only."""
     size = os.fstat(fd).st_size
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
     memory: mmap.mmap | bytes = mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ)

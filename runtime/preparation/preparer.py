@@ -81,8 +81,8 @@ class Preparer:
             except OSError as error:  # a time-out is one
                 log.get(__name__).warning("a file's preparation does not answer", why=str(error))
         raise InternalFault(
-            f"{media.param}: the process that prepares the file has ended, or takes more than {LIMIT_S:.0f} s; "
-            "send this request again",
+            f"{media.param}: the process that prepares the file has ended, or takes more than "
+            f"{LIMIT_S:.0f} s; send this request again",
             param=media.param,
         )
 

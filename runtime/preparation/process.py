@@ -1,5 +1,5 @@
-"""The preparation process: `python -m runtime.preparation.process`, started by preparer.py when the first file
-comes.
+"""The preparation process: `python -m runtime.preparation.process`, started by preparer.py when the first
+file comes.
 
 It forks a child for each file, which opens the model's processor and prepares the file. A child has no
 tokenizer: it asks the server for the few tokens that stand among those of a file.
@@ -137,7 +137,7 @@ def main() -> None:
     """Runs the process."""
     parser = argparse.ArgumentParser(
         prog="runtime.preparation.process",
-        description="Prepares images, videos and sounds for the encoder; started by the runtime, not by hand.",
+        description="Prepares files for the encoder; started by the runtime, not by hand.",
     )
     parser.add_argument("--socket", type=int, required=True, help="descriptor")
     arguments = parser.parse_args()

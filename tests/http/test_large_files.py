@@ -45,7 +45,7 @@ def decoded_bytes(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> lis
 
 
 async def test_responses_are_stored_as_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No body is decoded whole, but that of a text which only looks like a file, and one in the background."""
+    """No body is decoded whole, but that of a text which only looks like a file."""
     decoded, service = decoded_bytes(monkeypatch, routes, "read_response"), seeing()
     transport = httpx.ASGITransport(http_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:

@@ -69,7 +69,8 @@ def test_a_file_is_prepared_as_here(tmp_path: Path) -> None:
             assert same(there.prepare(one), here.prepare(one))
         assert there._known, "answers go with later files"
         with pytest.raises(InvalidRequest, match="field: this model takes images and videos, and no sounds"):
-            there.prepare(msgspec.structs.replace(media(), kind=MediaKind.AUDIO, values=np.ones(9, np.float32)))
+            sound = msgspec.structs.replace(media(), kind=MediaKind.AUDIO, values=np.ones(9, np.float32))
+            there.prepare(sound)
 
 
 def test_memory_that_a_file_came_in_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +149,7 @@ def test_all_fields_come_through(size: int) -> None:
     assert same(found, one) and not found.values.flags.writeable
 
 
-def test_every_encoder_can_be_told() -> None:
+def test_every_encoder_is_a_message() -> None:
     """Configurations of encoders are decoded as what they were."""
     for kind in get_args(MediaConfig):
         msgspec.msgpack.Decoder(kind)
