@@ -7,6 +7,7 @@ process.
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import anyio
 
@@ -28,13 +29,23 @@ from runtime.messages.requests import GenerateRequest, Prompt
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import Abort, Arrive, Stopped, ToDetokenizer
 from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.patch_image_config import pixel_ranges
 from runtime.options.plan import Plan
+from runtime.preparation.preparer import Preparer
 from runtime.service import TokenizerInfo
 from runtime.settings import TextSetup, grammar_setup, random_seeds
-from runtime.text.media_prompts import MediaPrompts, Prepared
+from runtime.text.media_prompts import MediaProcessor, MediaPrompts, Prepared
 from runtime.text.prepared_files import MAX_BYTES
 from runtime.text.transformers_processor import TransformersProcessor
 from runtime.transfer.open_encoders import open_encoders
+
+
+def _processor(plan: Plan, model: ModelConfig, text: TextSetup) -> MediaProcessor | None:
+    """What prepares files: in processes of their own. None: the model takes text alone."""
+    if text.media is None or model.media is None or isinstance(text.media, TransformersProcessor):
+        return text.media
+    pixels, folder = pixel_ranges(plan.multimodal.mm_process_config), Path(plan.model.model_path)
+    return Preparer(text.media, folder, model.media, text.vocabulary, pixels, environment(1))
 
 
 class TextPipeline:
@@ -66,17 +77,17 @@ class TextPipeline:
         self._step_tokens = step_tokens
         self._vocabulary = text.vocabulary
         self._templates = text.templates
-        self._processor = text.media
+        self._processor = processor = _processor(plan, model, text)
         self._loader = (
             None
-            if text.media is None
-            else MediaLoader(media_settings(plan, text.media.sounds), environment(1))
+            if processor is None
+            else MediaLoader(media_settings(plan, processor.sounds), environment(1))
         )
         self.media = (
             None
-            if text.media is None or self._loader is None
+            if processor is None or self._loader is None
             else MediaPrompts(
-                text.media,
+                processor,
                 self._loader,
                 pools=model.dual is not None,
                 kept_bytes=min(MAX_BYTES, self._loader.spare_bytes),
@@ -115,7 +126,7 @@ class TextPipeline:
                     await self._loader.aclose()
             if self._encoders is not None:
                 self._encoders.close()
-            if isinstance(self._processor, TransformersProcessor):
+            if isinstance(self._processor, TransformersProcessor | Preparer):
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(self._processor.close)
 

@@ -40,7 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("options", "ranks"),
     ("diffusion_settings", "host_settings", "metrics", "nodes", "pdmux_settings", "weight_settings"),
     ("transfer",),
-    ("media_settings", "settings"),
+    ("media_settings", "preparation", "settings"),
     ("actors",),
     ("http",),
     ("admin", "routing", "rpc"),

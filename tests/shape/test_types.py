@@ -25,6 +25,7 @@ ROOMS = (
     "options",
     "parsing",
     "pdmux_settings.py",
+    "preparation",
     "ranks",
     "ray.py",
     "rpc",
