@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.base import Collectives, Device
 from runtime.devices.cuda.facts import FACTS
 from runtime.devices.cuda.green_contexts import open_partitions
@@ -157,6 +158,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         fused=CudaFusedOps(ops),
         state_steps=open_state_steps(start.recurrent_backend),
         mla_prologs=None if fusion == "off" else CudaPrologs(),
+        joins_latents=any(BACKENDS[name].joins_latents for name in backends),
         streams=torch.cuda,
         partitions=open_partitions(start.multiplexing, torch_device),
         side_stream=SideStream(torch.cuda) if fusion == "all" else None,

@@ -171,7 +171,7 @@ def rows(gpu: Gpu) -> None:
     rms_norm(x.unflatten(1, (32, 128)), weight.unflatten(0, (32, 128)), 1e-6)
     rotary(x.unflatten(1, (32, 128)), table, table)
     pages, places = torch.zeros(4, 4096, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
-    copy_pages(pages, pages, places, places)
+    copy_pages(pages.unsqueeze(1), pages.unsqueeze(1), places, places)
     for kind in ("silu", "gelu", "gelu_tanh"):
         act_and_mul(x, kind)
     for dtype in (bf16, torch.float8_e4m3fn, torch.float8_e5m2):
