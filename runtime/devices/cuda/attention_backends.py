@@ -24,6 +24,7 @@ from runtime.errors import StartError
 from runtime.layers.attention import sdpa
 
 Metadata = TypeVar("Metadata")
+Planned = TypeVar("Planned", contravariant=True)
 
 
 class AttentionBackend(Protocol[Metadata]):
@@ -51,7 +52,7 @@ class AttentionBackend(Protocol[Metadata]):
         ...
 
 
-class LatentAttention(Protocol[Metadata]):
+class LatentAttention(Protocol[Planned]):
     """What backends with latent attention (MLA) have in addition."""
 
     def attend_latents(
@@ -61,7 +62,7 @@ class LatentAttention(Protocol[Metadata]):
         latents: Tensor,
         ropes: Tensor,
         up: UpProjection,
-        metadata: Metadata,
+        metadata: Planned,
         scale: float,
     ) -> Tensor:
         """Latent attention of these rows' queries, see Ops.latent_attention."""

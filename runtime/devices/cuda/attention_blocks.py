@@ -78,3 +78,56 @@ def launch_with_roles(
         STAGES=tile.stages,
         num_warps=tile.warps,
     )
+
+
+def launch_latents_with_roles(
+    result: tuple[Tensor, Tensor],
+    queries: tuple[Tensor, Tensor],
+    caches: tuple[Tensor, Tensor],
+    lists: tuple[Tensor, Tensor, Tensor | None],
+    grid: tuple[int, int, int],
+    heads: int,
+    first: int,
+    page_size: int,
+    scale: float,
+    tile: Tile,
+) -> None:
+    """Absorbed latent attention by warps with roles: queries [n, H, R] and [n, H, P] over bfloat16 caches
+    [tokens, 1, R] and [tokens, 1, P]. `result`: what paged_attention_kernel has as `out` and `lse`; `lists`:
+    the page table, rows and tiles of it, None where a tile is a row; `grid`: tiles, parts of the heads, and
+    splits; `heads`: query heads of a tile; `first` and `scale`: see launch_with_roles."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+
+    from runtime.devices.cuda.kernels.latent_roles import HALF, KEYS, ROPE, latent_attention_kernel
+
+    blocks = []
+    for cache, width in zip(caches, (HALF.value, ROPE.value), strict=True):
+        block = [1, KEYS.value, width]
+        layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
+        blocks.append(GluonDescriptor.from_tensor(_pages_of(cache, page_size), block, layout))
+    table, rows, tiles = lists
+    latent_attention_kernel[grid](
+        *result,
+        *queries,
+        *blocks,
+        table,
+        rows,
+        rows if tiles is None else tiles,
+        rows.stride(0),
+        grid[0],
+        first,
+        table.stride(0),
+        queries[0].stride(0),
+        queries[0].stride(1),
+        queries[1].stride(0),
+        queries[1].stride(1),
+        scale,
+        GROUP=queries[0].shape[1],
+        HEADS=heads,
+        TILED=tiles is not None,
+        SPLIT=grid[2] > 1,
+        PAGE=page_size,
+        STAGES=tile.stages,
+        num_warps=tile.warps,
+    )

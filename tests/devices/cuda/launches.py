@@ -145,6 +145,15 @@ def forms(gpu: Gpu) -> None:
     tiles.CHOSEN.update(chosen)
 
 
+def latent_roles(gpu: Gpu) -> None:
+    """Absorbed MLA whose warps have roles: decodes of 16 and of 128 heads, whose keys are split, and chunks."""
+    tiles, chosen = attention_tiles, dict(attention_tiles.CHOSEN)
+    tiles.CHOSEN.update({"few latents": tiles.ROLES, "latents": tiles.ROLES})
+    for num, count in ((16, 1), (128, 1), (128, 16)):
+        absorbed(num, count, gpu)
+    tiles.CHOSEN.update(chosen)
+
+
 def few(gpu: Gpu) -> None:
     """A layer of Llama-3.1-8B for one sequence and for eight, where kernels start early."""
     gpu, bf16 = replace(gpu, starts_early=True), torch.bfloat16
@@ -370,6 +379,7 @@ LAUNCHES = {
     "few": few,
     "forms": forms,
     "latent": latent,
+    "latent_roles": latent_roles,
     "rows": rows,
     "logits": logits,
     "linears": linears,
