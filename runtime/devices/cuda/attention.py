@@ -11,15 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
-from triton import knobs
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention_blocks import (
     ROLES_DTYPE,
     as_arguments,
+    cache_formats,
     launch_latents_with_roles,
     launch_with_roles,
 )
@@ -36,9 +35,7 @@ from runtime.devices.cuda.kernels.attention_splits import LOG2E, merge_splits_ke
 from runtime.devices.cuda.kernels.decode_work import MOST_ROWS, list_work
 from runtime.devices.cuda.kernels.launch import (
     FP8_KINDS,
-    INTERPRETER,
     Gpu,
-    dot_type,
     launch_options,
     next_power_of_2,
     starts_early,
@@ -129,19 +126,6 @@ def plan_of_decodes(rows: Tensor, page_tables: Tensor, page_size: int) -> Attent
     """The plan of decode rows int32 [4, R], as of AttentionLaunch, whose lengths the host does not know."""
     longest = page_tables.shape[2] * page_size
     return AttentionPlan((AttentionLaunch(rows, 0, rows.shape[1], longest, None),), page_tables, page_size)
-
-
-def cache_formats(kv_dtype: torch.dtype, dtype: torch.dtype, gpu: Gpu) -> tuple[str, tl.dtype]:
-    """How a kernel reads caches of `kv_dtype` ("" for a cache in the dtype of queries, else as from_fp8), and
-    the dtype of its products with queries of `dtype`.
-
-    8-bit floats become float16, which holds each of them exactly, and so are products where queries have 16
-    bits: a product of bfloat16 numbers would take another conversion of every key and value.
-    """
-    kind = FP8_KINDS.get(kv_dtype, "")
-    if kind and dtype == torch.bfloat16 and gpu != INTERPRETER and not knobs.runtime.interpret:
-        return "native" if kind == "e4m3" and gpu.has_fp8 else kind, tl.float16
-    return kind, dot_type(dtype)
 
 
 def split_counters(gpu: Gpu, torch_device: torch.device, *, lists: bool = False) -> Tensor:
@@ -316,6 +300,21 @@ def launch_attention(
     )
 
 
+def _launch_latents(
+    result: _Result,
+    queries: tuple[Tensor, Tensor],
+    caches: tuple[Tensor, Tensor],
+    launch: AttentionLaunch,
+    plan: AttentionPlan,
+    scores: Scores,
+    grid: _Grid,
+) -> None:
+    places = plan.page_tables[0], launch.rows, grid.tiles
+    shape, scale = (grid.num_tiles, grid.columns, grid.splits), scores.scale * LOG2E.value
+    numbers = grid.heads, launch.first, plan.page_size, scale
+    launch_latents_with_roles((result.out, result.lse), queries, caches, places, shape, *numbers, grid.tile)
+
+
 def _launch_kernel(
     result: _Result,
     q: Tensor,
@@ -330,11 +329,7 @@ def _launch_kernel(
     gpu: Gpu,
 ) -> None:
     if grid.tile.walk.groups and q_rope is not None and ropes is not None:
-        pairs = (result.out, result.lse), (q, q_rope), (keys, ropes)
-        places = plan.page_tables[0], launch.rows, grid.tiles
-        shape, scale = (grid.num_tiles, grid.columns, grid.splits), scores.scale * LOG2E.value
-        numbers = grid.heads, launch.first, plan.page_size, scale
-        launch_latents_with_roles(*pairs, places, shape, *numbers, grid.tile)
+        _launch_latents(result, (q, q_rope), (keys, ropes), launch, plan, scores, grid)
         return
     fp8, dot = cache_formats(keys.dtype, q.dtype, gpu)
     early = starts_early(gpu)

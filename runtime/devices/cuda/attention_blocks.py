@@ -1,12 +1,15 @@
-"""Caches as kernels read them with TMA: descriptors of blocks of tokens within a page."""
+"""Caches as kernels of attention read them: formats of numbers, and with TMA descriptors of blocks of tokens
+within a page."""
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
+from triton import knobs
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from runtime.devices.cuda.attention_tiles import Tile
-from runtime.devices.cuda.kernels.launch import Gpu
+from runtime.devices.cuda.kernels.launch import FP8_KINDS, INTERPRETER, Gpu, dot_type
 
 ROLES_DTYPE = torch.bfloat16
 
@@ -26,6 +29,19 @@ def as_arguments(caches: list[Tensor | None], page_size: int, tile: Tile) -> lis
             TensorDescriptor.from_tensor(_pages_of(x, page_size), [1, tile.n, x.shape[2]]) for x in found
         ]
     return arguments if len(found) == len(caches) else [*arguments, arguments[0]]
+
+
+def cache_formats(kv_dtype: torch.dtype, dtype: torch.dtype, gpu: Gpu) -> tuple[str, tl.dtype]:
+    """How a kernel reads caches of `kv_dtype` ("" for a cache in the dtype of queries, else as from_fp8), and
+    the dtype of its products with queries of `dtype`.
+
+    8-bit floats become float16, which holds each of them exactly, and so are products where queries have 16
+    bits: a product of bfloat16 numbers would take another conversion of every key and value.
+    """
+    kind = FP8_KINDS.get(kv_dtype, "")
+    if kind and dtype == torch.bfloat16 and gpu != INTERPRETER and not knobs.runtime.interpret:
+        return "native" if kind == "e4m3" and gpu.has_fp8 else kind, tl.float16
+    return kind, dot_type(dtype)
 
 
 def launch_with_roles(

@@ -32,9 +32,9 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Sizes of a program: queries, keys at a time, warps, and stages of the pipeline that reads keys; how many
-    tiles of keys a split has at least; and keys are split where there are fewer programs than `fill` for each
-    multiprocessor."""
+    """Sizes of a program: queries, keys at a time, warps, and stages of the pipeline that reads keys; and how
+    many tiles of keys a split has at least. Keys are split where there are fewer programs than `fill` for
+    each multiprocessor."""
 
     m: int
     n: int

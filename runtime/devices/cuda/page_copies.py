@@ -149,8 +149,8 @@ class CudaPageCopier:
 
 
 def cache_pages(cache: Tensor, part: np.ndarray, page_size: int) -> CachePages:
-    """One cache and `part`, uint8 [host pages, bytes of a page], as rows of parts of the widest words that fit
-    both: one part where a page is contiguous, else one for each token."""
+    """One cache and `part`, uint8 [host pages, bytes of a page], as rows of parts of the widest words that
+    fit both: one part where a page is contiguous, else one for each token."""
     is_whole = cache.is_contiguous()
     pages = (cache.flatten(1) if not is_whole else cache.view(len(cache) // page_size, -1)).view(torch.uint8)
     pages = pages.unflatten(0, (len(cache) // page_size, -1))

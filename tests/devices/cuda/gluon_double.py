@@ -1,5 +1,5 @@
-"""A double of the parts of Gluon and of Hopper that attention_roles.py and latent_roles.py use: functions run in threads, one
-for each group of warps with a role, over tensors of torch.
+"""A double of the parts of Gluon and of Hopper that attention_roles.py and latent_roles.py use: functions run
+in threads, one for each group of warps with a role, over tensors of torch.
 
 It is as late as a card may be: products are computed when they are waited for, of what shared memory holds
 then, and copies arrive some time after they were begun. Barriers have the phases, arrivals and bytes of PTX's
@@ -215,7 +215,8 @@ class Double:
     def _language(self) -> tuple[Any, ...]:
         """What NAMES are in the kernel."""
         nothing = lambda *args, **options: None  # noqa: E731
-        layouts = {name: nothing for name in ("SliceLayout", "BlockedLayout", "DotOperandLayout", "SwizzledSharedLayout")}
+        names = ("SliceLayout", "BlockedLayout", "DotOperandLayout", "SwizzledSharedLayout")
+        layouts = {name: nothing for name in names}
         gl = SimpleNamespace(
             **layouts,
             NVMMADistributedLayout=nothing,

@@ -146,7 +146,7 @@ def forms(gpu: Gpu) -> None:
 
 
 def latent_roles(gpu: Gpu) -> None:
-    """Absorbed MLA whose warps have roles: decodes of 16 and of 128 heads, whose keys are split, and chunks."""
+    """Absorbed MLA whose warps have roles: decodes of 16 and of 128 heads with splits of keys, and chunks."""
     tiles, chosen = attention_tiles, dict(attention_tiles.CHOSEN)
     tiles.CHOSEN.update({"few latents": tiles.ROLES, "latents": tiles.ROLES})
     for num, count in ((16, 1), (128, 1), (128, 16)):

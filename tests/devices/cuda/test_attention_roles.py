@@ -61,7 +61,7 @@ def test_latents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chunks_of_latents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of several queries behind prefixes that end within a page: tiles of some tokens times all heads."""
+    """Rows of several queries behind prefixes that end within a page: tiles of tokens times all heads."""
     double = latent_double(monkeypatch)
     check_latents("latents", LATENT_ROLES, 20, monkeypatch, [(0, 7), (130, 4)], 64, HOPPER)
     assert double.grid == (5, 1, 1)

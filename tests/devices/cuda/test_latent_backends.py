@@ -1,5 +1,5 @@
-"""Other packages' latent attention behind --attention-backend against the definition in float64, over pages in
-which a token's latent and rotary part stand one behind the other."""
+"""Other packages' latent attention behind --attention-backend against the definition in float64, over pages
+in which a token's latent and rotary part stand one behind the other."""
 
 import sys
 from importlib.util import find_spec

@@ -1,5 +1,6 @@
-"""Absorbed latent attention (MLA) on Hopper in which warps have roles: one reads latents and rotary parts, one
-group of four warps computes the weights of 64 queries, and it and a second group sum half of the latents each.
+"""Absorbed latent attention (MLA) on Hopper in which warps have roles: one reads latents and rotary parts,
+one group of four warps computes the weights of 64 queries, and it and a second group sum half of the latents
+each.
 
 The sums of 64 queries are 64 x 512 numbers: as much as two groups hold without spilling, and more than one
 can. So the first group multiplies queries and keys, and hands weights and the factors of what was summed
@@ -32,8 +33,8 @@ RIGHT: gl.constexpr = gl.constexpr(256)  # first number of that half
 
 
 class Stages(NamedTuple):
-    """Tiles of keys in shared memory, [STAGES, 1, KEYS, HALF] and [STAGES, 1, KEYS, ROPE], and the barriers of
-    each."""
+    """Tiles of keys in shared memory, [STAGES, 1, KEYS, HALF] and [STAGES, 1, KEYS, ROPE], and the barriers
+    of each."""
 
     left: gl.shared_memory_descriptor
     right: gl.shared_memory_descriptor
@@ -150,12 +151,8 @@ def _read(
         left_full, right_full = stages.left_full.index(stage), stages.right_full.index(stage)
         mbarrier.wait(stages.left_empty.index(stage), phase ^ 1)
         mbarrier.expect(left_full, latents.block_type.nbytes + ropes.block_type.nbytes)
-        tma.async_copy_global_to_shared(
-            latents, [page, token, LEFT], left_full, stages.left.index(stage)
-        )
-        tma.async_copy_global_to_shared(
-            ropes, [page, token, LEFT], left_full, stages.ropes.index(stage)
-        )
+        tma.async_copy_global_to_shared(latents, [page, token, LEFT], left_full, stages.left.index(stage))
+        tma.async_copy_global_to_shared(ropes, [page, token, LEFT], left_full, stages.ropes.index(stage))
         mbarrier.wait(stages.right_empty.index(stage), phase ^ 1)
         mbarrier.expect(right_full, latents.block_type.nbytes)
         tma.async_copy_global_to_shared(
