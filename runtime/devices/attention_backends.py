@@ -34,7 +34,7 @@ BACKENDS = {
     "triton": Backend(devices=("cuda",), package="triton", is_latent=None, has_biases=True),
     "ascend": Backend(devices=("npu",), package="torch_npu", page_sizes=(128, 256, 384, 512)),
     "flex_attention": Backend(devices=("cuda",), has_graphs=False),
-    "cudnn": Backend(devices=("cuda",), phases=("prefill",), has_biases=True),
+    "cudnn": Backend(devices=("cuda",), phases=("prefill",), is_latent=None, has_biases=True),
     "flashinfer": Backend(
         devices=("cuda",), package="flashinfer-python", read="0.7.2", dtypes=HALVES, head_dims=(64, 128, 256)
     ),

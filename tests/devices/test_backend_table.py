@@ -47,6 +47,7 @@ def test_errors_say_what_is_missing(name: str, phase: str | None, device: str, r
         ("triton", (64, "float32", "fp8_e4m3", None), None),
         ("torch_native", (1, "bfloat16", "fp8_e4m3", 80), None),
         ("torch_native", (64, "bfloat16", "bfloat16", None), "no latent attention"),
+        ("cudnn", (16, "bfloat16", "fp8_e4m3", None), None),
         ("flashmla", (64, "bfloat16", "bfloat16", 128), "for latent attention"),
         ("flashmla", (16, "bfloat16", "bfloat16", None), "pages of 64"),
         ("flashmla", (64, "bfloat16", "bfloat16", None), None),
