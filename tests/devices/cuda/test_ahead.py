@@ -21,6 +21,9 @@ FORMS = (353, 595, 438, 497)
 # instructions of a block of 128 inputs, 64 weights for each thread: of unsigned codes by 16 rows and by 256,
 # and of gpt-oss's experts, gated and not, by 16 slots and by 128
 FRAGMENT_LOOPS = (247, 269, 471, 289, 494, 311)
+# of loops of latent attention whose warps have roles, for 64 keys and 64 queries: the group that weighs, with
+# its masks, and the one that only sums
+LATENT_LOOPS = (614, 173)
 SLACK = 1.05
 GEMV_REGISTERS = 128  # of which a multiprocessor has room for four programs
 # kernels between products that start before those ahead have ended
@@ -75,6 +78,20 @@ def test_forms_of_attention_compile(tmp_path: Path) -> None:
     assert not [one for one in made if one["spilled_bytes"] or one["shared_bytes"] > 227 << 10]
     found = [one["loops"][0] for one in made]
     assert all(0 < count <= SLACK * most for count, most in zip(found, FORMS, strict=True)), found
+
+
+@pytest.mark.full
+@pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
+def test_latent_roles_compile(tmp_path: Path) -> None:
+    """Decodes of 16 and of 128 heads, and chunks: in the registers that two groups of warps may have without
+    spills, and in one multiprocessor's shared memory."""
+    made = [one for one in compiled(["latent_roles"], tmp_path) if one["kernel"] == "latent_attention_kernel"]
+    assert len(made) == 3 and all(one["wgmma"] for one in made)
+    assert not [one for one in made if one["spilled_bytes"] or one["shared_bytes"] > 227 << 10]
+    assert {one["registers"] for one in made} == {168}  # of 12 warps, which share them as their roles say
+    for one in made:
+        short, long = one["loops"]
+        assert short <= SLACK * LATENT_LOOPS[1] and long <= SLACK * LATENT_LOOPS[0], one["loops"]
 
 
 @pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")

@@ -1,0 +1,84 @@
+"""Doubles of packages with latent attention (MLA) that need a GPU: what they are called with is held to their
+sources, and what they return is computed in float64. Of FlashMLA 1.0.0 (commit 9241ae3).
+"""
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.devices.cuda.doubles import HALVES, int32, row
+
+RANK, WIDTH = 512, 576
+
+
+@dataclass
+class FlashMLASchedMeta:
+    """Made by the first call, which may be that of a warm-up; lengths may change with a captured one only."""
+
+    shape: tuple[int, ...] | None = None
+    lengths: Tensor | None = None
+
+
+def over_pages(q: Tensor, pages: Tensor, table: Tensor, lengths: Tensor, scale: float) -> Tensor:
+    """q [R, n, H, 576] over pages [pages, page_size, 576] -> [R, n, H, 512], causal at the lower right
+    corner."""
+    found = []
+    for part, used, length in zip(q, table.long(), lengths.tolist(), strict=True):
+        assert len(used) * pages.shape[1] >= length > 0, "a row longer than its page table"
+        keys = pages[used[: -(-length // pages.shape[1])]].flatten(0, 1)[:length].unsqueeze(1)
+        found.append(row(part, keys, keys[..., :RANK], scale, -1, 0.0)[0])
+    return torch.stack(found).to(q.dtype)
+
+
+def flash_mla_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    block_table: Tensor | None,
+    cache_seqlens: Tensor | None,
+    head_dim_v: int,
+    tile_scheduler_metadata: FlashMLASchedMeta,
+    num_splits: None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: None = None,
+    attn_sink: None = None,
+    extra_k_cache: None = None,
+    extra_indices_in_kvcache: None = None,
+    topk_length: None = None,
+    extra_topk_length: None = None,
+) -> tuple[Tensor, Tensor]:
+    """Dense attention on compute capability 9, of dense_decode.h."""
+    assert num_splits is None and not is_fp8_kvcache and indices is None and softmax_scale is not None
+    assert block_table is not None and cache_seqlens is not None and head_dim_v == RANK
+    assert isinstance(tile_scheduler_metadata, FlashMLASchedMeta)
+    shape = (*q.shape[:3], *k_cache.shape[1:3], causal)
+    if tile_scheduler_metadata.shape is None:
+        tile_scheduler_metadata.shape, tile_scheduler_metadata.lengths = shape, cache_seqlens
+    assert tile_scheduler_metadata.shape == shape and tile_scheduler_metadata.lengths is cache_seqlens
+    assert q.dtype in HALVES and k_cache.dtype == q.dtype and q.stride(-1) == k_cache.stride(-1) == 1
+    assert q.dim() == k_cache.dim() == 4 and q.shape[3] == k_cache.shape[3] == WIDTH
+    assert k_cache.shape[1:3] == (64, 1) and causal == (q.shape[1] > 1)
+    int32(cache_seqlens, len(q))
+    assert block_table.dtype == torch.int32 and len(block_table) == len(q) and block_table.stride(-1) == 1
+    out = over_pages(q, k_cache.squeeze(2), block_table, cache_seqlens, softmax_scale)
+    return out, torch.zeros(q.shape[0], q.shape[2], q.shape[1])
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """In place of the packages, for a test."""
+    modules = {
+        "flash_mla": {},
+        "flash_mla.flash_mla_interface": {
+            "FlashMLASchedMeta": FlashMLASchedMeta,
+            "flash_mla_with_kvcache": flash_mla_with_kvcache,
+        },
+    }
+    for name, content in modules.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        patch.setitem(sys.modules, name, module)
