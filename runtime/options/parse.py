@@ -108,7 +108,7 @@ def _read_flags(argv: Sequence[str], problems: list[str]) -> Iterator[Setting]:
             problems.append(
                 unknown(alias, "flag")
                 if word.startswith("-")
-                else f"{word} stands alone: a value follows its flag"
+                else f"{word} stands alone: a value follows its flag; a model is --model-path {word}"
             )
             _skip_values(words)
 
@@ -297,4 +297,6 @@ def _fields(kind: object) -> tuple[str, ...]:
 def _show(row: Row, value: object) -> str:
     if row.secret:
         return "(hidden)"
+    if row.takes == "json" and not isinstance(value, str):
+        return msgspec.json.encode(value).decode()
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

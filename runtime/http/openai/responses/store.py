@@ -18,7 +18,7 @@ import anyio
 import msgspec
 
 from runtime import log
-from runtime.errors import NotFound, StorageFull, StorageUnavailable
+from runtime.errors import InvalidRequest, NotFound, RequestError, StorageFull, StorageUnavailable
 from runtime.http.cut_body import with_texts
 from runtime.http.openai.responses.table import OPEN, ResponseTable, Row, StoredResponse
 from runtime.http.openai.stored.disk import Disk, storage_error
@@ -31,6 +31,12 @@ MAX_ROWS = 100  # are written at once
 RETRY_S = 5.0  # before the disk is tried again
 NO_TEXTS: Mapping[str, memoryview] = {}
 LAST_WRITE_S = 2.0  # to write what is in memory when the server stops
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    """There is no stored response to continue. Clients know the code, and send the conversation whole."""
+
+    code = "previous_response_not_found"
 
 
 class ResponseStore:
@@ -100,8 +106,8 @@ class ResponseStore:
                 raise
 
     async def find(self, response_id: str, tenant: Tenant, param: str = "response_id") -> StoredResponse:
-        """The stored response of an id. Raises NotFound, also for a response of another tenant,
-        StorageUnavailable."""
+        """The stored response of an id. Raises NotFound, or PreviousResponseNotFound where `param` is
+        previous_response_id, also for a response of another tenant; StorageUnavailable."""
         record = None
         if (row := self._memory.get(response_id)) is not None:
             record = msgspec.json.decode(row.data, type=StoredResponse)
@@ -191,5 +197,6 @@ def _revert(table: ResponseTable, response_id: str) -> None:
         table.delete(response_id)
 
 
-def _not_found(response_id: str, param: str) -> NotFound:
-    return NotFound(f"there is no response {response_id[:80]} (any more)", param=param)
+def _not_found(response_id: str, param: str) -> RequestError:
+    kind = PreviousResponseNotFound if param == "previous_response_id" else NotFound
+    return kind(f"there is no response {response_id[:80]} (any more)", param=param)
