@@ -123,7 +123,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         from runtime.devices.cuda.kernels.launch import gpu_of
         from runtime.devices.cuda.lora import CudaLoraOps
         from runtime.devices.cuda.mla_prolog import CudaPrologs
-        from runtime.devices.cuda.moe import CudaExperts
+        from runtime.devices.cuda.moe import CudaExperts, route_counter
         from runtime.devices.cuda.ops import CudaOps, SplitCounters
     except ModuleNotFoundError as error:
         raise StartError(f"--device cuda needs {error.name}, which is not installed; {INSTALL}") from error
@@ -140,7 +140,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ops = CudaOps(
         dtype, gpu, options.fp8_gemm_backend, attention_backend, fusion, counters, options.gemv_rows
     )
-    experts = CudaExperts(gpu, fusion)
+    are_all_here = start.ep_size == 1 and start.expert_places is None
+    counter = route_counter(torch_device, are_all_here=are_all_here, fusion=fusion)
+    experts = CudaExperts(gpu, fusion, counter=counter)
     lora = start.adapters
     adapters = None if lora is None else CudaLoraOps(gpu, torch_device, lora.num_lora_slots)
     return Device(
