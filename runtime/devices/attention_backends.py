@@ -86,11 +86,16 @@ BACKENDS = {
     ),
     "trtllm_mla": Backend(
         devices=("cuda",),
+        phases=("decode",),
         package="flashinfer-python",
+        read="0.7.2",
+        dtypes=("bfloat16",),
         page_sizes=(32, 64),
         is_latent=True,
+        latent_dims=(512, 64),
+        joins_latents=True,
         majors=(10,),
-        has_adapter=False,
+        has_kv_dtypes=False,
     ),
 }
 

@@ -34,6 +34,7 @@ def test_devices_attend_with_their_own() -> None:
         ("aiter", None, "cuda", "not possible on cuda"),
         ("cutlass_mla", None, "cuda", "no adapter here yet"),
         ("cutlass_mla", "prefill", "cuda", "has no prefill"),
+        ("trtllm_mla", "prefill", "cuda", "has no prefill"),
         ("torch_native", None, "npu", "ascend"),
     ],
 )

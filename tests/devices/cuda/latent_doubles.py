@@ -1,5 +1,6 @@
 """Doubles of packages with latent attention (MLA) that need a GPU: what they are called with is held to their
-sources, and what they return is computed in float64. Of FlashMLA 1.0.0 (commit 9241ae3).
+sources, and what they return is computed in float64. Of FlashMLA 1.0.0 (commit 9241ae3) and of
+flashinfer-python 0.7.2.
 """
 
 import sys
@@ -69,6 +70,37 @@ def flash_mla_with_kvcache(
     return out, torch.zeros(q.shape[0], q.shape[2], q.shape[1])
 
 
+def trtllm_batch_decode_with_kv_cache_mla(
+    query: Tensor,
+    kv_cache: Tensor,
+    workspace_buffer: Tensor,
+    qk_nope_head_dim: int,
+    kv_lora_rank: int,
+    qk_rope_head_dim: int,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    sparse_mla_top_k: int = 0,
+    out: None = None,
+    bmm1_scale: float = 1.0,
+    bmm2_scale: float = 1.0,
+    sinks: None = None,
+    skip_softmax_threshold_scale_factor: None = None,
+    enable_pdl: None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Its backend trtllm-gen on compute capability 10, dense."""
+    assert backend == "trtllm-gen" and (kv_lora_rank, qk_rope_head_dim) == (RANK, WIDTH - RANK)
+    assert query.dtype == kv_cache.dtype == torch.bfloat16 and query.dim() == 4 and query.shape[1] == 1
+    assert query.shape[3] == kv_cache.shape[2] == WIDTH and kv_cache.dim() == 3
+    assert kv_cache.shape[1] in (32, 64) and not 64 < query.shape[2] < 128 and kv_cache.stride(-1) == 1
+    assert workspace_buffer.dtype == torch.uint8 and not workspace_buffer.any()
+    int32(seq_lens, len(query))
+    assert block_tables.dtype == torch.int32 and block_tables.dim() == 2 and block_tables.is_contiguous()
+    assert len(block_tables) == len(query) and max_seq_len >= int(seq_lens.max()) and bmm2_scale == 1.0
+    return over_pages(query, kv_cache, block_tables, seq_lens, bmm1_scale)
+
+
 def install(patch: pytest.MonkeyPatch) -> None:
     """In place of the packages, for a test."""
     modules = {
@@ -77,6 +109,8 @@ def install(patch: pytest.MonkeyPatch) -> None:
             "FlashMLASchedMeta": FlashMLASchedMeta,
             "flash_mla_with_kvcache": flash_mla_with_kvcache,
         },
+        "flashinfer": {},
+        "flashinfer.mla": {"trtllm_batch_decode_with_kv_cache_mla": trtllm_batch_decode_with_kv_cache_mla},
     }
     for name, content in modules.items():
         module = ModuleType(name)
