@@ -214,7 +214,7 @@ def parts_of_a_card_share_nothing(plan: Plan, model: ModelFacts, device: DeviceF
         "memory; leave one out": kernels.enable_decode_work_list,
         "does not go with kernels of flashinfer, which share their memory; take another "
         "--attention-backend, or leave it out": bool(
-            {"flashinfer", "trtllm_mla"}
+            {"flashinfer", "trtllm_mha", "trtllm_mla"}
             & {kernels.prefill_attention_backend, kernels.decode_attention_backend}
         ),
         "does not go with counts of experts, to which both parts would add; leave out "
