@@ -24,6 +24,7 @@ class Backend(Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...] = ()  # dtypes that it computes in; (): all of the device
     head_dims: tuple[int, ...] = ()  # supported head sizes; (): all up to 256
     has_kv_dtypes: bool = True  # False: keys and values must have the dtype of queries
+    has_caps: bool = True  # caps scores (Gemma 2)
     has_biases: bool = False  # adds biases by distance to scores (ALiBi)
     latent_dims: tuple[int, int] | None = None  # latent and rotary numbers of a token (MLA); None: any
     joins_latents: bool = False  # reads a token's latent and rotary part as one row of a page
@@ -80,17 +81,26 @@ BACKENDS = {
     "trtllm_mha": Backend(
         devices=("cuda",),
         package="flashinfer-python",
+        read="0.7.2",
+        dtypes=HALVES,
         page_sizes=(16, 32, 64),
+        head_dims=(64, 128),
         majors=(10,),
-        has_adapter=False,
+        has_kv_dtypes=False,
+        has_caps=False,
     ),
     "trtllm_mla": Backend(
         devices=("cuda",),
+        phases=("decode",),
         package="flashinfer-python",
+        read="0.7.2",
+        dtypes=("bfloat16",),
         page_sizes=(32, 64),
         is_latent=True,
+        latent_dims=(512, 64),
+        joins_latents=True,
         majors=(10,),
-        has_adapter=False,
+        has_kv_dtypes=False,
     ),
 }
 
@@ -128,11 +138,12 @@ def why_unsuited(
     head_dim: int | None,
     *,
     is_biased: bool = False,
+    is_capped: bool = False,
     latent_dims: tuple[int, int] | None = None,
 ) -> str | None:
     """Why a backend of the device cannot compute a model with such pages, as the end of a sentence; None: it
-    can. `head_dim` None: latent attention, of `latent_dims` latent and rotary numbers; `is_biased`: the model
-    adds biases by distance to its scores."""
+    can. `head_dim` None: latent attention, of `latent_dims` latent and rotary numbers; `is_biased` and
+    `is_capped`: the model adds biases by distance to its scores, or caps them."""
     backend = BACKENDS[name]
     if backend.is_latent is not None and backend.is_latent != (head_dim is None):
         return "is for latent attention (MLA) alone" if backend.is_latent else "has no latent attention (MLA)"
@@ -149,4 +160,6 @@ def why_unsuited(
         return f"takes heads of {', '.join(map(str, backend.head_dims))}, and the model's have {head_dim}"
     if is_biased and not backend.has_biases:
         return "adds no biases of distance to scores (alibi)"
+    if is_capped and not backend.has_caps:
+        return "caps no scores (attn_logit_softcapping)"
     return None

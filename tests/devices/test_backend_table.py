@@ -30,10 +30,11 @@ def test_devices_attend_with_their_own() -> None:
     ("name", "phase", "device", "reason"),
     [
         ("triton", None, "cpu", "not possible on cpu"),
-        ("trtllm_mha", "decode", "cuda", "package"),
+        ("cutlass_mla", "decode", "cuda", "package"),
         ("aiter", None, "cuda", "not possible on cuda"),
         ("cutlass_mla", None, "cuda", "no adapter here yet"),
         ("cutlass_mla", "prefill", "cuda", "has no prefill"),
+        ("trtllm_mla", "prefill", "cuda", "has no prefill"),
         ("torch_native", None, "npu", "ascend"),
     ],
 )
@@ -86,6 +87,8 @@ def test_models_that_kernels_do_not_know() -> None:
         match=r"--prefill-attention-backend torch_native .* has no latent attention \(MLA\); take triton",
     ):
         card("--attention-backend torch_native", mla=Latents.mla)
+    with pytest.raises(OptionsError, match="trtllm_mha .*caps no scores"):
+        card("--attention-backend trtllm_mha", scores=ScoreKind(cap=50.0))
     with pytest.raises(OptionsError, match="flashmla .*rotary parts of 512 and 64 numbers"):
         card("--attention-backend flashmla", mla=structs.replace(Latents.mla, kv_rank=256))
     with pytest.raises(OptionsError, match="fa3 .*adds no biases of distance"):

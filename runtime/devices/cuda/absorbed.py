@@ -1,4 +1,5 @@
-"""Latent attention (MLA) by kernels of other packages over pages of latents: `--attention-backend flashmla`.
+"""Latent attention (MLA) by kernels of other packages over pages of latents: `--attention-backend flashmla`,
+`--decode-attention-backend trtllm_mla`.
 
 Such kernels read the latent and the rotary part of a token as one row of a page, so both caches of a layer
 are halves of one tensor (Backend.joins_latents, Device.joins_latents). Queries are absorbed as for our own

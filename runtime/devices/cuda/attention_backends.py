@@ -232,6 +232,8 @@ BACKEND_CLASSES = {
     "fa3": "runtime.devices.cuda.flash:FlashAttention3Backend",
     "fa4": "runtime.devices.cuda.flash:FlashAttention4Backend",
     "flashmla": "runtime.devices.cuda.flashmla:FlashMlaBackend",
+    "trtllm_mha": "runtime.devices.cuda.trtllm:TrtllmMhaBackend",
+    "trtllm_mla": "runtime.devices.cuda.trtllm:TrtllmMlaBackend",
 }
 
 

@@ -166,18 +166,18 @@ def open_paged_sdpa(dtype: torch.dtype) -> PagedSdpa | None:
     """cuDNN's attention over pages; None, with a line in the log that says why, where it is not to be had:
     torch has cuDNN's kernels, too, for keys that are gathered from their pages."""
     if dtype not in (torch.bfloat16, torch.float16):
-        return _without_pages("over pages it computes in bfloat16 and float16")
+        return _say_why("over pages it computes in bfloat16 and float16")
     try:
         import cudnn
     except ImportError as error:
-        return _without_pages(f"{PACKAGE} is not installed ({error}); pip install {PACKAGE}")
+        return _say_why(f"{PACKAGE} is not installed ({error}); pip install {PACKAGE}")
     is_old = torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0)
     oldest, version = OLDEST_AMPERE if is_old else OLDEST, cudnn.backend_version()
     if version < oldest:
         found, wanted = (f"{one // 10000}.{one // 100 % 100}.{one % 100}" for one in (version, oldest))
-        return _without_pages(f"that needs cuDNN {wanted}, and this is {found}; install a newer nvidia-cudnn")
+        return _say_why(f"that needs cuDNN {wanted}, and this is {found}; install a newer nvidia-cudnn")
     return PagedSdpa(cudnn, dtype)
 
 
-def _without_pages(reason: str) -> None:
+def _say_why(reason: str) -> None:
     log.get("ranks").warning("cudnn gathers keys and values from their pages", reason=reason)

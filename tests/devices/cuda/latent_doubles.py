@@ -1,16 +1,19 @@
-"""Doubles of packages with latent attention (MLA) that need a GPU: what they are called with is held to their
-sources, and what they return is computed in float64. Of FlashMLA 1.0.0 (commit 9241ae3).
+"""Doubles of packages that need a GPU, most with latent attention (MLA): what they are called with is held to their
+sources, and what they return is computed in float64. Of FlashMLA 1.0.0 (commit 9241ae3) and of
+flashinfer-python 0.7.2.
 """
 
 import sys
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.devices.cuda.doubles import HALVES, int32, row
+from runtime.devices.cuda.attention_backends import apply_sinks
+from tests.devices.cuda.doubles import HALVES, flash, int32, row
 
 RANK, WIDTH = 512, 576
 
@@ -69,6 +72,86 @@ def flash_mla_with_kvcache(
     return out, torch.zeros(q.shape[0], q.shape[2], q.shape[1])
 
 
+def trtllm_batch_decode_with_kv_cache_mla(
+    query: Tensor,
+    kv_cache: Tensor,
+    workspace_buffer: Tensor,
+    qk_nope_head_dim: int,
+    kv_lora_rank: int,
+    qk_rope_head_dim: int,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    sparse_mla_top_k: int = 0,
+    out: None = None,
+    bmm1_scale: float = 1.0,
+    bmm2_scale: float = 1.0,
+    sinks: None = None,
+    skip_softmax_threshold_scale_factor: None = None,
+    enable_pdl: None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Its backend trtllm-gen on compute capability 10, dense."""
+    assert backend == "trtllm-gen" and (kv_lora_rank, qk_rope_head_dim) == (RANK, WIDTH - RANK)
+    assert query.dtype == kv_cache.dtype == torch.bfloat16 and query.dim() == 4 and query.shape[1] == 1
+    assert query.shape[3] == kv_cache.shape[2] == WIDTH and kv_cache.dim() == 3
+    assert kv_cache.shape[1] in (32, 64) and not 64 < query.shape[2] < 128 and kv_cache.stride(-1) == 1
+    assert workspace_buffer.dtype == torch.uint8 and not workspace_buffer.any()
+    int32(seq_lens, len(query))
+    assert block_tables.dtype == torch.int32 and block_tables.dim() == 2 and block_tables.is_contiguous()
+    assert len(block_tables) == len(query) and max_seq_len >= int(seq_lens.max()) and bmm2_scale == 1.0
+    return over_pages(query, kv_cache, block_tables, seq_lens, bmm1_scale)
+
+
+def trtllm_attention(
+    query: Tensor,
+    kv_cache: tuple[Tensor, Tensor],
+    workspace_buffer: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    bmm1_scale: float,
+    bmm2_scale: float,
+    window_left: int,
+    sinks: Tensor | None,
+    kv_layout: str,
+    backend: str,
+    ends: Tensor | None,
+    longest: int,
+) -> Tensor:
+    """What both calls of heads have in common."""
+    assert backend == "trtllm-gen" and kv_layout == "NHD" and bmm2_scale == 1.0 and query.is_contiguous()
+    assert workspace_buffer.dtype == torch.uint8 and not workspace_buffer.any()
+    assert kv_cache[0].shape[1] in (16, 32, 64) and query.shape[2] in (64, 128)
+    assert sinks is None or (sinks.dtype == torch.float32 and sinks.shape == query.shape[1:2])
+    assert block_tables.is_contiguous()
+    q = query.unsqueeze(1) if ends is None else query
+    rows = ends, longest, bmm1_scale, window_left, 0.0
+    out, lse = flash(q, *kv_cache, block_tables, seq_lens, *rows)
+    found = out.view(query.shape)
+    return found if sinks is None else apply_sinks(found, lse.squeeze(2) if ends is None else lse.T, sinks)
+
+
+def trtllm_batch_decode_with_kv_cache(query: Tensor, max_seq_len: int, **options: Any) -> Tensor:
+    assert max_seq_len >= int(options["seq_lens"].max())
+    return trtllm_attention(query, **options, ends=None, longest=1)
+
+
+def trtllm_batch_context_with_kv_cache(
+    query: Tensor,
+    max_q_len: int,
+    max_kv_len: int,
+    batch_size: int,
+    cum_seq_lens_q: Tensor,
+    cum_seq_lens_kv: Tensor,
+    **options: Any,
+) -> Tensor:
+    int32(cum_seq_lens_q, batch_size + 1)
+    int32(cum_seq_lens_kv, batch_size + 1)
+    assert torch.equal(cum_seq_lens_kv.diff(), options["seq_lens"]) and cum_seq_lens_kv[0] == 0
+    assert max_kv_len == int(options["seq_lens"].max())
+    return trtllm_attention(query, **options, ends=cum_seq_lens_q, longest=max_q_len)
+
+
 def install(patch: pytest.MonkeyPatch) -> None:
     """In place of the packages, for a test."""
     modules = {
@@ -77,6 +160,10 @@ def install(patch: pytest.MonkeyPatch) -> None:
             "FlashMLASchedMeta": FlashMLASchedMeta,
             "flash_mla_with_kvcache": flash_mla_with_kvcache,
         },
+        "flashinfer": {},
+        "flashinfer.decode": {"trtllm_batch_decode_with_kv_cache": trtllm_batch_decode_with_kv_cache},
+        "flashinfer.prefill": {"trtllm_batch_context_with_kv_cache": trtllm_batch_context_with_kv_cache},
+        "flashinfer.mla": {"trtllm_batch_decode_with_kv_cache_mla": trtllm_batch_decode_with_kv_cache_mla},
     }
     for name, content in modules.items():
         module = ModuleType(name)

@@ -54,7 +54,7 @@ def test_latents_over_pages() -> None:
 
 def latents_near(decode: str) -> None:
     """Compares rows of latents with the definition."""
-    ops, case = ops_of("cudnn", decode, BF16), Latents([(70, 1), (0, 9), (64, 280), (0, 300)])
+    ops, case = ops_of("cudnn", decode, BF16), Latents([(70, 1), (0, 9), (64, 24), (40, 40)])
     rows = AttentionRows(1, np.arange(4, dtype=np.int32), case.starts, case.counts)
     plan = ops.plan_attention(rows, case.table, PAGE, (0,))
     found = ops.latent_attention(case.q, case.q_rope, case.latents, case.ropes, case.up, plan, SCALE)

@@ -22,8 +22,8 @@ from tests.devices.cuda.test_attention import Rows, by_the_book
 from tests.devices.cuda.torch_device import HAS_GPU, TORCH_DEVICE, near
 
 BF16, RANK, ROPE, NOPE, VALUE, HEADS, PAGE = torch.bfloat16, 512, 64, 24, 16, 4, 64
-MODULES = {"flashmla": "flash_mla"}
-CAPABILITIES = {"flashmla": (9, 0)}
+MODULES = {"flashmla": "flash_mla", "trtllm_mla": "flashinfer"}
+CAPABILITIES = {"flashmla": (9, 0), "trtllm_mla": (10, 0)}
 NAMES = tuple(MODULES)
 SCALE = (NOPE + ROPE) ** -0.5
 
@@ -93,12 +93,14 @@ class Latents:
         return torch.cat(found)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("phases", ["both", "prefill", "decode"])
+PHASES = [("flashmla", phases) for phases in ("both", "prefill", "decode")] + [("trtllm_mla", "decode")]
+
+
+@pytest.mark.parametrize(("name", "phases"), PHASES)
 def test_rows(name: str, phases: str) -> None:
     """Decodes, rows that verify as many drafts, a chunk of its own length, and one that is expanded."""
     ops = ops_of(name if phases != "decode" else "triton", name if phases != "prefill" else "triton")
-    case = Latents([(70, 1), (3, 1), (130, 1), (9, 4), (61, 4), (0, 9), (64, 280)])
+    case = Latents([(70, 1), (3, 1), (130, 1), (9, 4), (61, 4), (0, 9), (64, 24)])
     rows = AttentionRows(3, np.arange(7, dtype=np.int32), case.starts, case.counts)
     plan = ops.plan_attention(rows, case.table, PAGE, (0,))
     for _ in range(2):  # the layers of a step share a schedule
@@ -106,13 +108,13 @@ def test_rows(name: str, phases: str) -> None:
             case.q, case.q_rope, case.latents, case.ropes, case.up, plan, SCALE
         )
     near(found, case.expected(), BF16)
-    assert not case.up.absorbs(280) and case.up.absorbs(9)
+    assert not case.up.absorbs(24) and case.up.absorbs(9)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_captured_decodes(name: str) -> None:
     """A body that has seen padding alone computes rows of any length: it reads them on the device."""
-    ops, case = ops_of(name, name), Latents([(70, 1), (0, 1), (190, 1)])
+    ops, case = ops_of("triton", name), Latents([(70, 1), (0, 1), (190, 1)])
     table = torch.cat((case.table, torch.zeros_like(case.table[:, :1])), 1)  # a slot of padding
     slots, lengths = (
         torch.full((3,), 3, device=TORCH_DEVICE),
@@ -149,8 +151,8 @@ def test_what_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setitem(sys.modules, module, None)
     needs = f"--attention-backend {name} needs"
     with pytest.raises(StartError, match=f"{needs} the package {BACKENDS[name].package} .*install it as"):
-        open_hybrid_backend(name, name, BF16, INTERPRETER, CAPABILITIES[name])
+        open_hybrid_backend("triton", name, BF16, INTERPRETER, CAPABILITIES[name])
     with pytest.raises(StartError, match=f"{needs} a GPU of compute capability"):
-        open_hybrid_backend(name, "triton", BF16, INTERPRETER, (8, 0))
+        open_hybrid_backend("triton", name, BF16, INTERPRETER, (8, 0))
     with pytest.raises(StartError, match="computes in bfloat16"):
-        open_hybrid_backend(name, name, torch.float32, INTERPRETER, CAPABILITIES[name])
+        open_hybrid_backend("triton", name, torch.float32, INTERPRETER, CAPABILITIES[name])
