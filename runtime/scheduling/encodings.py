@@ -87,6 +87,12 @@ class Encodings:
         made, self._made = self._made, []
         return made
 
+    def find(self, namespace: str, digest: bytes) -> int | None:
+        """The id of an encoding that the ranks keep, or will have before any later command; None: there is
+        none."""
+        kept = self._kept.get((namespace, digest))
+        return None if kept is None else kept.id
+
     def restart(self) -> None:
         """The ranks died, and all that they kept is gone."""
         self._kept, self.num_rows = {}, 0
