@@ -18,6 +18,7 @@ from runtime.actors.detokenizer import DetokenizerActor
 from runtime.actors.grammars import Grammars
 from runtime.actors.open_requests import OpenRequests
 from runtime.actors.tokenizer import Progress, TokenizerActor
+from runtime.cache.namespace import namespace
 from runtime.errors import InvalidRequest
 from runtime.freed_memory import return_freed_memory
 from runtime.gil import giving_way
@@ -72,6 +73,7 @@ class TextPipeline:
         each request."""
         setup = grammar_setup(plan, model)
         self._grammars = None if setup is None else Grammars(setup, plan.api.grammar_timeout, prepare_grammar)
+        self._weight_version, self._isolates_tenants = weight_version, plan.memory.isolate_tenants
         self._encoders = encoders = open_encoders(plan, model)  # on other servers
         self._requests = requests
         self._step_tokens = step_tokens
@@ -161,6 +163,12 @@ class TextPipeline:
         """Files as the encoder takes them; `media` is empty then. Raises RequestError."""
         assert self.media is not None, "files that were loaded"
         return await anyio.to_thread.run_sync(giving_way, partial(self.media.prepare, media))
+
+    def namespace_of(self, tenant: str) -> str:
+        """Where the prefix cache and encodings of this tenant's plain requests are."""
+        return namespace(
+            weight_version=self._weight_version(), tenant=tenant if self._isolates_tenants else ""
+        )
 
     async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
         """Files as the model takes them. Raises RequestError."""

@@ -76,6 +76,7 @@ def main() -> None:
     )
     parser.add_argument("--socket", type=int, required=True, help="descriptor")
     arguments = parser.parse_args()
+    forks.lower_priority()
     for name in _LIBRARIES:
         with suppress(ImportError):  # a file that needs it is refused with what to install
             importlib.import_module(name)

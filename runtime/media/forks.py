@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-NICENESS = 10  # children leave the cores to the event loop and the ranks
+NICENESS = 10  # these processes and their children leave the cores to the event loop and the ranks
 MAX_OPEN_FILES = 32  # of a child
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NO_NEW_PRIVS = 38
@@ -43,6 +43,11 @@ def start(module: str, fd: int, environment: Mapping[str, str]) -> subprocess.Po
         pass_fds=[fd],
         process_group=0,
     )
+
+
+def lower_priority() -> None:
+    """Has this process give way to the event loop and the ranks from now on."""
+    os.nice(NICENESS)
 
 
 def serve(connection: socket.socket, max_bytes: int, run: Callable[[bytes, list[int]], None]) -> None:
@@ -80,7 +85,6 @@ def confine(bounds: Bounds) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (most, most))
-    os.nice(NICENESS)
 
 
 def end_with(reply: int, *, is_written_to: bool = False) -> None:

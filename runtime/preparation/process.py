@@ -88,6 +88,7 @@ def _run_child(setup: PrepareSetup, data: bytes, fds: list[int]) -> None:
     request, (reply, *arrays) = _file_decoder.decode(data), fds
     with socket.socket(fileno=reply) as server:
         memory: list[int] = []
+        result: FromChild
         try:
             forks.confine(BOUNDS)
             forks.end_with(reply, is_written_to=True)
@@ -141,6 +142,7 @@ def main() -> None:
     )
     parser.add_argument("--socket", type=int, required=True, help="descriptor")
     arguments = parser.parse_args()
+    forks.lower_priority()
     for name in _LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(f"runtime.text.{name}")

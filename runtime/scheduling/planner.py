@@ -59,13 +59,9 @@ class Planner:
         self.experts = TokenReports()
         # ids of sequences that were admitted for the first time since take_admitted
         self.admitted: list[int] = []
-        self.chunking = (
-            Chunking(
-                roster.cache.page_size, bound_s=admission.max_step_s, is_equal=admission.has_dynamic_chunks
-            )
-            if admission.has_dynamic_chunks or admission.max_step_s
-            else None
-        )
+        is_equal, bound_s = admission.has_dynamic_chunks, admission.max_step_s
+        chunking = Chunking(roster.cache.page_size, bound_s=bound_s, is_equal=is_equal)
+        self.chunking = chunking if is_equal or bound_s else None
         self.delayer: Delayer | JointDelayer | None = (
             Delayer(admission.delay_steps, admission.delay_watermark, on_admit=on_delayed)
             if admission.delay_steps
@@ -259,6 +255,8 @@ class Planner:
         fill = Fill(size, int(size * admission.long_share) if has_others else size, {})
         if self.chunking is not None:
             self.chunking.begin(builder.work())
+            if self.encodings is not None:
+                self.encodings.most_s = self.chunking.left_s
         for sequence in roster.extending:
             self._extend(sequence, fill)
         decodes = bool(builder.sequences)

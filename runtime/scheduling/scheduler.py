@@ -229,6 +229,8 @@ class Scheduler:
             self.planner.drafts.passed(result.compute_s)
         if flight.encoded:
             charge(flight.encoded, result.encode_s)
+            if (encodings := self.planner.encodings) is not None:
+                encodings.learn(sum([rows for _, rows in flight.encoded]), result.encode_s)
         self.last_step = flight.step
         if self.cache.host.is_on:
             self.cache.host.confirm(flight.step)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import InternalFault, InvalidRequest
+from runtime.media import forks
 from runtime.messages.media import Media, MediaKind, SharedMemory, TokenGrid
 from runtime.models.config.media_config import MediaConfig
 from runtime.models.config.model_config import read_config
@@ -153,3 +154,12 @@ def test_every_encoder_is_a_message() -> None:
     """Configurations of encoders are decoded as what they were."""
     for kind in get_args(MediaConfig):
         msgspec.msgpack.Decoder(kind)
+
+
+def test_the_process_gives_way_to_the_server(tmp_path: Path) -> None:
+    make_qwen_vl(tmp_path, "2")
+    with opened(tmp_path) as (_, there):
+        there.prepare(media())
+        assert there._process is not None
+        nice = os.getpriority(os.PRIO_PROCESS, there._process.pid)
+        assert nice == min(os.getpriority(os.PRIO_PROCESS, 0) + forks.NICENESS, 19)
