@@ -20,6 +20,7 @@ from runtime.devices.facts import DeviceFacts
 from runtime.devices.progress import Progress
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
+from runtime.ranks.torch_libraries import import_ahead, loading_libraries
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,9 @@ DEVICES = {
 
 # devices whose ranks have no use for the deferred parts: others compile kernels with them
 DEFERS_TORCH = ("cpu",)
+
+# devices whose torch has no other libraries than those for the CPU
+LOADS_AHEAD = ("cpu",)
 
 # modules that the ranks of every torch device use, with what these import; most families are kinds of Llama
 USED_BY_STARTS = ("runtime.ranks.torch_executor", "runtime.models.llama")
@@ -88,6 +92,9 @@ def import_device(name: str) -> None:
     deferring = deferring_torch() if name in DEFERS_TORCH else nullcontext()
     gc.disable()
     try:
+        if name in LOADS_AHEAD:
+            with loading_libraries():
+                import_ahead()
         with reading_no_sources(), deferring:
             module = _import_device(name)
             if hasattr(module, "open_device"):
