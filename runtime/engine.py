@@ -353,7 +353,7 @@ def _params(sampling: dict[str, SamplingParam]) -> SamplingParams:
     try:
         return msgspec.convert(sampling | lone, SamplingParams)
     except msgspec.ValidationError as error:
-        raise invalid(error, known=SamplingParams.__struct_fields__) from None
+        raise invalid(error, SamplingParams) from None
 
 
 def _prompt(prompt: PromptLike) -> Prompt:

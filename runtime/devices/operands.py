@@ -81,6 +81,15 @@ class DecodeRows(NamedTuple):
     attention: "AttentionPlan | None" = None
 
 
+class NormInputs(NamedTuple):
+    """What FusedOps.add_rms_norm is given."""
+
+    x: "Tensor"  # [T, D]
+    residual: "Tensor"  # [T, D]
+    weight: "Tensor"  # [D]
+    eps: float
+
+
 # weights in MXFP4 (layers/quantization/mxfp4.py): codes uint8 [E, out, in / 2], and exponents uint8 [E, out,
 # in / 32]
 CodedStack = tuple["Tensor", "Tensor"]
@@ -162,6 +171,20 @@ class FusedOps(Protocol):
     def gated_product(self, x: "Tensor", packed: object, kind: "Gate") -> "Tensor | None":
         """act_and_mul of the product of x [N, ins] with a packed weight that has no bias and no adapters;
         None: the device computes the two one after the other."""
+        ...
+
+    def gated_product_of_norm(
+        self, inputs: NormInputs, packed: object, kind: "Gate"
+    ) -> "tuple[Tensor, Tensor] | None":
+        """(gated_product of the norm that add_rms_norm makes of `inputs`, x + residual), with the residual
+        as it was; None: the device computes the two one after the other."""
+        ...
+
+    def router_logits_of_norm(
+        self, inputs: NormInputs, packed: "Tensor"
+    ) -> "tuple[Tensor, Tensor, Tensor] | None":
+        """(router_logits of the norm that add_rms_norm makes of `inputs`, x + residual, the norm), with the
+        residual as it was; None: as of `gated_product_of_norm`."""
         ...
 
     def pack_router(self, weight: "Tensor") -> "Tensor":

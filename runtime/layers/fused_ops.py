@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from runtime.devices.base import Device, Gate, Ops
-from runtime.devices.operands import DecodeRows, FusedOps, Seen, SlotParams, SlotTensors
+from runtime.devices.operands import DecodeRows, FusedOps, NormInputs, Seen, SlotParams, SlotTensors
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.sampling.sampler import uniform
 
@@ -60,6 +60,18 @@ class UnfusedOps:
         return None
 
     def gated_product(self, x: Tensor, packed: object, kind: Gate) -> Tensor | None:
+        """None: one after the other."""
+        return None
+
+    def gated_product_of_norm(
+        self, inputs: NormInputs, packed: object, kind: Gate
+    ) -> tuple[Tensor, Tensor] | None:
+        """None: one after the other."""
+        return None
+
+    def router_logits_of_norm(
+        self, inputs: NormInputs, packed: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         """None: one after the other."""
         return None
 

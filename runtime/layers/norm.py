@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from runtime.devices.base import Device
+from runtime.devices.operands import NormInputs
 from runtime.layers.fused_ops import fused_ops_of
 from runtime.layers.linear import Linear
 from runtime.layers.weight import Layer, SourceTensor, TensorReader, Weight, replicated_shard
@@ -52,6 +53,11 @@ class RMSNorm(Layer):
         given = x, residual, self.weight.tensor, self.eps, self.feeds()
         found = self.fused.quantized_norm(*given) if self.is_read_once() else None
         return self.fused.add_rms_norm(*given) if found is None else found
+
+    def inputs(self, x: Tensor, residual: Tensor) -> NormInputs | None:
+        """What `add` makes its results of, for a layer that makes them itself; None: there is a bias as
+        well."""
+        return None if self.shift is not None else NormInputs(x, residual, self.weight.tensor, self.eps)
 
     def add_wide(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """(norm of x + residual, the same as float32 where one launch gives both, x + residual)."""

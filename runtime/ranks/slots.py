@@ -164,7 +164,7 @@ class Slots:
         numbers = None
         if len(rows.slots) and self.needs.is_random[rows.slots].any():
             numbers = upload.add(host_uniform(self.seeds[rows.slots], rows.lengths))
-        ends = self.lengths.pack_ends(plan.slots, starts + plan.counts, upload)
+        ends = self.lengths.pack_ends(plan.slots, starts + plan.kept_counts(), upload)
         return replace(
             rows, packed=PackedRows(upload.int64(rows.places), upload.int64(rows.slots), numbers, ends)
         )
@@ -201,20 +201,7 @@ class Slots:
                 ops.mask(changed, *masks)
                 masks = None
         if self.needs.is_random[slots].any():
-            packed = rows.packed
-            if packed is not None and packed.numbers is not None:
-                numbers = packed.numbers.tensor
-            else:
-                numbers = upload(host_uniform(self.seeds[slots], rows.lengths), self.torch_device)
-            if self.host is None:
-                slots_there = (
-                    upload_int64(slots, self.torch_device) if packed is None else packed.slots.tensor
-                )
-                inputs = self.sampling_inputs(slots_there, numbers, *self.needs.filters(slots))
-            else:
-                temperature, top_p, min_p, top_k = self.host.sampling(slots)
-                filters = self.needs.filters(slots)
-                inputs = SamplingInputs(temperature, top_p, top_k, min_p, numbers, *filters)
+            inputs = self.random_inputs(rows)
             tokens = logits_ops.choose(changed, inputs, masks)
             if rows.drafts is not None and has_thresholds:
                 tokens = self.thresholds.accept(
@@ -229,6 +216,20 @@ class Slots:
             if slot in self.logprob_ids and self.top_logprobs[slot] >= 0:
                 self.add_logprob_ids(found, logits, slice(row, row + 1), slot, int(self.top_logprobs[slot]))
         return tokens, found
+
+    def random_inputs(self, rows: SampleRows) -> SamplingInputs:
+        """What sampling needs of rows some of which are random."""
+        slots, packed = rows.slots, rows.packed
+        if packed is not None and packed.numbers is not None:
+            numbers = packed.numbers.tensor
+        else:
+            numbers = upload(host_uniform(self.seeds[slots], rows.lengths), self.torch_device)
+        filters = self.needs.filters(slots)
+        if self.host is None:
+            slots_there = upload_int64(slots, self.torch_device) if packed is None else packed.slots.tensor
+            return self.sampling_inputs(slots_there, numbers, *filters)
+        temperature, top_p, min_p, top_k = self.host.sampling(slots)
+        return SamplingInputs(temperature, top_p, top_k, min_p, numbers, *filters)
 
     def _masks(self, rows: SampleRows) -> TokenMasks | None:
         """What the slots' grammars allow; None: they leave all rows free."""

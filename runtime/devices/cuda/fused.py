@@ -11,10 +11,11 @@ from runtime.devices.cuda.kernels.decode_rows import begin_decodes, sampling_inp
 from runtime.devices.cuda.kernels.gemv import gemv, takes_gemv
 from runtime.devices.cuda.kernels.logits import apply_penalties
 from runtime.devices.cuda.kernels.norm import add_rms_norm
+from runtime.devices.cuda.kernels.norm_product import norm_product, takes_norm
 from runtime.devices.cuda.kernels.rotary import prepare_heads
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.cuda.weights import PackedWeight
-from runtime.devices.operands import DecodeRows, Seen, SlotParams, SlotTensors
+from runtime.devices.operands import DecodeRows, NormInputs, Seen, SlotParams, SlotTensors
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.fused_ops import UnfusedOps
 
@@ -72,6 +73,26 @@ class CudaFusedOps(UnfusedOps):
         if not is_fused or not isinstance(packed, Tensor) or torch.compiler.is_compiling():
             return None
         return gated_product(x, packed, self.ops.gpu)
+
+    def gated_product_of_norm(
+        self, inputs: NormInputs, packed: object, kind: Gate
+    ) -> tuple[Tensor, Tensor] | None:
+        """One launch of few rows with a weight in full."""
+        if self.ops.fusion != "all" or kind != "silu" or not takes_norm(inputs, packed):
+            return None
+        assert isinstance(packed, Tensor), "a weight in full"
+        dtype = inputs.x.dtype
+        gated, total, _ = norm_product(inputs, packed, self.ops.gpu, dtype, is_gated=True)
+        return gated, total
+
+    def router_logits_of_norm(
+        self, inputs: NormInputs, packed: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """One launch of few rows with a weight in the dtype of the model."""
+        is_narrow = packed.dtype == inputs.x.dtype
+        if self.ops.fusion != "all" or not is_narrow or not takes_norm(inputs, packed):
+            return None
+        return norm_product(inputs, packed, self.ops.gpu, torch.float32, keeps_norm=True)
 
     def pack_router(self, weight: Tensor) -> Tensor:
         """In the dtype of the model, half of what float32 reads, where torch's product has sums of another

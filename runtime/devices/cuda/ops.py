@@ -117,10 +117,13 @@ class CudaOps:
         latents: Tensor,
         ropes: Tensor,
         up: UpProjection,
-        plan: AttentionPlan,
+        plan: AttentionPlan | PhasePlans,
         scale: float,
     ) -> Tensor:
         """MLA over pages, q [T, H, N] and q_rope [T, H, P] -> [T, H, V]."""
+        if isinstance(plan, tuple):
+            assert self.attention_backend is not None, "only backends plan phases"
+            return self.attention_backend.attend_latents(q, q_rope, latents, ropes, up, plan, scale)
         counters = self.counters.attention
         lists = self.counters.lists
         return mla_attention(q, q_rope, latents, ropes, up, plan, scale, self.gpu, counters, lists=lists)

@@ -1,8 +1,8 @@
 """Quantization of activations to 8 bits, with a scale for each row or for each row and group, and reordering
 of their columns.
 
-The kernels of norms and of gates quantize what they make at once (`quantize_held`), with the same results. A
-row of x becomes one row or, where experts want it differently, one for each of its MoE slots. Int8 values
+The kernels of norms and of gates quantize what they make at once (`quantize_held`), and products of few rows
+what they read (`quantize_part`), with the same results. A row of x becomes one row or, where experts want it differently, one for each of its MoE slots. Int8 values
 are rounded by adding 1.5 * 2**23: the sum's low bits are the integer, rounded to the nearest, ties to even.
 """
 
@@ -35,6 +35,41 @@ def _quantize(x: tl.tensor, scale: tl.tensor, offset: tl.tensor, KIND: tl.conste
     else:
         value = tl.minimum(tl.maximum(tl.div_rn(x, scale) + offset, -128.0), 127.0)
         return ((value + ROUND_MAGIC).to(tl.int32, bitcast=True) & 0xFF).to(tl.uint8)
+
+
+@triton.jit
+def quantize_part(
+    x: tl.tensor,
+    stride: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    count: tl.tensor,
+    size: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    KIND: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Quantizes columns [begin, end) of `count` rows x [count, size], at most ROWS, with a scale for each whole
+    row: codes [count, size] and scales [count], which this program may read when it returns. Others may do so
+    too: what they write is the same."""
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    is_row, at = (rows < count)[:, None], x + rows[:, None] * stride
+    most = tl.zeros((ROWS, BLOCK), tl.float32)
+    for first in tl.range(0, size, BLOCK):
+        column = first + columns[None, :]
+        values = tl.load(at + column, mask=is_row & (column < size), other=0.0)
+        most = tl.maximum(most, tl.abs(values.to(tl.float32)))
+    MOST: tl.constexpr = 448.0 if KIND == "fp8" else 127.0
+    scale = tl.maximum(tl.div_rn(tl.max(most, 1), MOST), TINY)
+    tl.store(scales + rows, scale, mask=rows < count)
+    for first in tl.range(begin, end, BLOCK):
+        column = first + columns[None, :]
+        mask = is_row & (column < end)
+        values = tl.load(at + column, mask=mask, other=0.0).to(tl.float32)
+        tl.store(codes + rows[:, None] * size + column, _quantize(values, scale[:, None], 0.0, KIND), mask=mask)
+    tl.debug_barrier()
 
 
 @triton.jit

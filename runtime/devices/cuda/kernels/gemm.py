@@ -20,6 +20,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from runtime.devices.cuda.kernels.activation_quantization import quantize_part
 from runtime.devices.cuda.kernels.epilogue import Epilogue, add_parts, store_outputs
 from runtime.devices.cuda.kernels.fp8_bytes import from_fp8
 from runtime.devices.cuda.kernels.fragments import BLOCK, WORDS, sum_fragments
@@ -27,6 +28,9 @@ from runtime.devices.cuda.kernels.last_program import is_last_program
 
 # tiles of rows that run one after the other for the same outputs, so that they find weights in the L2 cache
 GROUP_M: tl.constexpr = tl.constexpr(8)
+# rows that the programs of a product quantize at most, each of them all, and how many columns at a time
+QUANTIZED_ROWS: tl.constexpr = tl.constexpr(4)
+QUANTIZED_BLOCK: tl.constexpr = tl.constexpr(1024)
 
 
 class Format(NamedTuple):
@@ -288,11 +292,13 @@ def gemm_kernel(
     bias: tl.tensor,
     slots: tl.tensor,
     expert_ids: tl.tensor,
+    full: tl.tensor,
     num_rows: tl.tensor,
     num_tiles: tl.tensor,
     outs: tl.tensor,
     ins: tl.tensor,
     x_stride: tl.tensor,
+    full_stride: tl.tensor,
     num_experts: tl.tensor,
     num_groups: tl.tensor,
     scale_stride: tl.tensor,
@@ -300,6 +306,7 @@ def gemm_kernel(
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPED_INPUTS: tl.constexpr,
+    QUANTIZES: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     FACTORED: tl.constexpr,
     SCALED: tl.constexpr,
@@ -323,7 +330,8 @@ def gemm_kernel(
     [tiles * M] and expert_ids int32 [tiles], "single" for one slot and expert per tile. BLOCKED: scales are
     of blocks, float32 [E, outs / 128, scale_stride], and K is 128. out [num_rows, outs]; or, with splits,
     uncorrected sums [splits, num_rows, outs], which with MERGES become `merged` [num_rows, outs]; then
-    `counters`, int32 [programs], are 0 before and after the launch."""
+    `counters`, int32 [programs], are 0 before and after the launch. QUANTIZES: x [num_rows, ins] and `factors`
+    are made of `full`."""
     F: tl.constexpr = Format(KIND, INPUTS, GROUP, GROUPED_INPUTS, HAS_ZEROS, EVEN, NATIVE, M, N, K, DOT)
     E: tl.constexpr = Epilogue(FACTORED, SCALED, HAS_SUMS, HAS_BIAS)
     GATED: tl.constexpr = GATE != ""
@@ -340,6 +348,11 @@ def gemm_kernel(
         blocks = tl.cdiv(ins, BLOCK) if FRAGMENTS else tl.cdiv(width, K)
         each = tl.cdiv(blocks, tl.num_programs(1)) if SPLIT else blocks
         begin = tl.program_id(1) * each
+        if QUANTIZES:
+            K_IN: tl.constexpr = 2 * K if KIND == "codes4" else K
+            end = tl.minimum((begin + each) * K_IN, ins)
+            where = num_rows, ins, begin * K_IN, end
+            quantize_part(full, full_stride, x, factors, *where, INPUTS, QUANTIZED_ROWS, QUANTIZED_BLOCK)
         grouped = expert * num_groups * rows + n
         if BLOCKED:
             scales_at = scales + (expert * (rows // 128) + column * N // 128) * scale_stride
