@@ -88,6 +88,8 @@ def import_device(name: str) -> None:
     Modules are no garbage: looking for some takes a fifth of the time to import torch, and the collections of
     a running rank need not look at them either. Parts of torch that ranks on the CPU never use are deferred.
     """
+    if all(module in sys.modules for module in (DEVICES.get(name), *USED_BY_STARTS)):
+        return  # forks share what was imported: what they write to becomes their own
     was_enabled = gc.isenabled()
     deferring = deferring_torch() if name in DEFERS_TORCH else nullcontext()
     gc.disable()

@@ -25,9 +25,9 @@ LIBRARIES = (
     ("libtorch_cpu.so", os.RTLD_NOW | os.RTLD_LOCAL),
 )
 
-BEFORE = ("hashlib", "statistics")  # with extension modules that modules of AHEAD import
+BEFORE = ("_multiprocessing", "grp", "hashlib", "statistics", "unicodedata")  # with extension modules that modules of AHEAD import
 
-# modules that a rank on the CPU needs and that import no torch; torchgen and unittest.mock are torch's needs
+# modules that a rank on the CPU needs and that import no torch; those of other packages are what torch imports
 AHEAD = (
     "runtime.devices.base",
     "runtime.devices.cpu.kernels.library",
@@ -37,6 +37,11 @@ AHEAD = (
     "runtime.ranks.graph_setup",
     "torchgen.model",
     "unittest.mock",
+    "multiprocessing.connection",
+    "pickletools",
+    "tarfile",
+    "tqdm",
+    "urllib.request",
 )
 
 
