@@ -196,20 +196,7 @@ class Slots:
         if self.grammar_masks.slots:
             changed = self._mask(ops, changed, rows, is_own=width < 0 or changed is not logits)
         if self.needs.is_random[slots].any():
-            packed = rows.packed
-            if packed is not None and packed.numbers is not None:
-                numbers = packed.numbers.tensor
-            else:
-                numbers = upload(host_uniform(self.seeds[slots], rows.lengths), self.torch_device)
-            if self.host is None:
-                slots_there = (
-                    upload_int64(slots, self.torch_device) if packed is None else packed.slots.tensor
-                )
-                inputs = self.sampling_inputs(slots_there, numbers, *self.needs.filters(slots))
-            else:
-                temperature, top_p, min_p, top_k = self.host.sampling(slots)
-                filters = self.needs.filters(slots)
-                inputs = SamplingInputs(temperature, top_p, top_k, min_p, numbers, *filters)
+            inputs = self._inputs(rows)
             tokens = logits_ops.choose(changed, inputs)
             if rows.drafts is not None and not self.thresholds.is_exact:
                 tokens = self.thresholds.accept(
@@ -224,6 +211,20 @@ class Slots:
             if slot in self.logprob_ids and self.top_logprobs[slot] >= 0:
                 self.add_logprob_ids(found, logits, slice(row, row + 1), slot, int(self.top_logprobs[slot]))
         return tokens, found
+
+    def _inputs(self, rows: SampleRows) -> SamplingInputs:
+        """Random numbers, temperatures and filters of the rows, [N] each, on the device."""
+        slots, packed = rows.slots, rows.packed
+        filters = self.needs.filters(slots)
+        if packed is not None and packed.numbers is not None:
+            numbers = packed.numbers.tensor
+        else:
+            numbers = upload(host_uniform(self.seeds[slots], rows.lengths), self.torch_device)
+        if self.host is not None:
+            temperature, top_p, min_p, top_k = self.host.sampling(slots)
+            return SamplingInputs(temperature, top_p, top_k, min_p, numbers, *filters)
+        there = upload_int64(slots, self.torch_device) if packed is None else packed.slots.tensor
+        return self.sampling_inputs(there, numbers, *filters)
 
     def _mask(self, ops: Ops, logits: Tensor, rows: SampleRows, *, is_own: bool) -> Tensor:
         """Bans what the slots' grammars do not allow; in a copy, unless `is_own`."""
