@@ -14,8 +14,9 @@ import logging
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
@@ -37,18 +38,28 @@ class Output:
         self.renderers: tuple["Processor", ...] = ()
         self.over = ""  # the line on the terminal that the next one is written over
         self.is_terminal = False
+        self.num_lost = 0  # lines that could not be written since the last one that was
 
     def write(self, line: str) -> None:
-        """Writes a rendered line."""
+        """Writes a rendered line. One that cannot be written (a full disk, a pipe whose reader has gone) is
+        lost and counted: it must fail neither a request nor a start."""
         if self.over:
             line = f"{CLEAR}{line}\n{self.over}"
-        print(line, end="" if self.over else "\n", file=self.stream or sys.stderr, flush=True)
+        try:
+            print(line, end="" if self.over else "\n", file=self.stream or sys.stderr, flush=True)
+        except OSError:
+            self.num_lost += 1
+            return
+        if self.num_lost:
+            lost, self.num_lost = self.num_lost, 0
+            get("log").warning("lines were lost: they could not be written", lines=lost)
 
     def overwrite(self, line: str) -> None:
         """Writes a line that the next one takes the place of; an empty one takes it away."""
         if self.is_terminal and line != self.over:
             self.over = line
-            print(f"{CLEAR}{line}", end="", file=self.stream or sys.stderr, flush=True)
+            with suppress(OSError):  # the terminal has gone
+                print(f"{CLEAR}{line}", end="", file=self.stream or sys.stderr, flush=True)
 
     debug = info = warning = error = exception = critical = write
 
@@ -95,6 +106,13 @@ def take_logging() -> None:
     if not any(isinstance(handler, _Forward) for handler in root.handlers):
         root.addHandler(_Forward())
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each broken form
+
+
+def write_stack(error: BaseException | None = None) -> None:
+    """Writes the stack of `error`, or of the one that is being handled, to stderr, whatever `setup` chose.
+    Does nothing where stderr cannot be written to."""
+    with suppress(OSError):
+        traceback.print_exception(error or sys.exception(), file=sys.stderr)
 
 
 def silence() -> None:

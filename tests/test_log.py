@@ -118,3 +118,45 @@ def test_a_process_of_our_own_has_no_use_for_rich() -> None:
     pytest.importorskip("rich")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "rich"] and "ready" in done.stderr
+
+
+def test_lines_that_cannot_be_written_are_lost_and_counted() -> None:
+    class Disk(io.StringIO):
+        is_full = True
+
+        def write(self, text: str) -> int:
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+            return super().write(text)
+
+    disk = Disk()
+    log.setup("info", "json", disk)
+    for number in range(3):
+        log.get("x").info("lost", number=number)
+    disk.is_full = False
+    log.get("x").info("written")
+    log.get("x").info("again")
+    events = [json.loads(line) for line in disk.getvalue().splitlines()]
+    assert [event["event"] for event in events] == [
+        "written",
+        "lines were lost: they could not be written",
+        "again",
+    ]
+    assert events[1]["lines"] == 3
+
+
+def test_a_process_whose_stderr_is_full_goes_on_and_ends() -> None:
+    """With stderr on a full disk, stacks are lost and `exit_now` ends the process with its code."""
+    code = (
+        "from runtime import log\n"
+        "from runtime.ranks.own_process import exit_now\n"
+        "log.setup()\n"
+        "log.get('x').info('lost')\n"
+        "try:\n"
+        "    1 / 0\n"
+        "except ZeroDivisionError:\n"
+        "    log.write_stack()\n"
+        "exit_now(7)\n"
+    )
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([sys.executable, "-c", code], stderr=full, check=False).returncode == 7

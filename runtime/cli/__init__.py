@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"runtime {__version__}")
         return 0
     if words[0] not in COMMANDS:
-        print(f"runtime: {words[0]} is no command; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"runtime: {words[0]} is no command; {_meant(words[0])}", file=sys.stderr)
         return 2
     return _guarded(words[0], words[1:])
 
@@ -63,6 +63,13 @@ def usage() -> str:
             "`runtime COMMAND --help` says more; `runtime --version` the version.",
         ]
     )
+
+
+def _meant(word: str) -> str:
+    from difflib import get_close_matches  # for the refusal alone: starts are quick
+
+    near = get_close_matches(word, COMMANDS, n=1)
+    return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
 
 
 def _guarded(command: str, words: Sequence[str]) -> int:

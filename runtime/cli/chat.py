@@ -26,6 +26,8 @@ def run(argv: Sequence[str]) -> int:
     """Talks until /exit or the end of input. Raises StartError when there is no server and none can be
     started."""
     arguments, serve_arguments = _parse(argv)
+    if serve_arguments and serve_arguments[0].startswith(("http://", "https://")):
+        raise StartError(f"{serve_arguments[0]} stands alone; give the server as --url {serve_arguments[0]}")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     with ExitStack() as stack:

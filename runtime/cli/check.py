@@ -18,6 +18,7 @@ from runtime.cli.doctor.bench import bench
 from runtime.cli.doctor.machine import examine
 from runtime.cli.doctor.record import record
 from runtime.cli.local_devices import devices_of, positive, seen_by_ranks
+from runtime.errors import OptionsError
 from runtime.options.draft_advice import draft_advice
 from runtime.options.facts import MachineFacts, device_facts, this_machine
 from runtime.options.footprint import (
@@ -46,7 +47,10 @@ def run(argv: Sequence[str]) -> int:
     """0: all is well. 1: doctor found a problem, or the model does not fit. Raises StartError for options
     that cannot work."""
     words = list(argv)
-    aspect = words.pop(0) if words and words[0] in ASPECTS else "explain"
+    is_named = bool(words) and not words[0].startswith("-") and words[:2] != ["runtime", "serve"]
+    if is_named and words[0] not in ASPECTS:
+        raise OptionsError([f"{words[0]} is none of {', '.join(ASPECTS)}; give one of them, or none"])
+    aspect = words.pop(0) if is_named else "explain"
     if words[:2] == ["runtime", "serve"]:  # a whole command was pasted
         words = words[2:]
     parser = argparse.ArgumentParser(

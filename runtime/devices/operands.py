@@ -224,15 +224,27 @@ class FusedOps(Protocol):
         ...
 
 
+class TokenMasks(NamedTuple):
+    """The tokens that may be chosen in some rows of logits [N, V]."""
+
+    rows: "Tensor"  # int64 [M], distinct
+    bits: "Tensor"  # int32 [M, ceil(V / 32)]: token i is bit i % 32 of word i / 32
+
+
 class LogitsOps(Protocol):
     """From rows of logits to tokens and log probabilities. Where `needs_finite` is False logits may be
-    anything, and count as what `clean` (layers/sampling/sampler.py) makes of them; else they are finite."""
+    anything, and count as what `clean` (layers/sampling/sampler.py) makes of them; else they are finite.
+    `takes_masks`: `choose` reads masks itself; it may overwrite logits that they ban."""
 
     needs_finite: bool
+    takes_masks: bool
 
-    def choose(self, logits: "Tensor", inputs: "SamplingInputs | None") -> "Tensor":
+    def choose(
+        self, logits: "Tensor", inputs: "SamplingInputs | None", masks: TokenMasks | None = None
+    ) -> "Tensor":
         """A token id, int64 [N], for each row of float32 logits [N, V]. `inputs` None: the first of the
-        largest logits."""
+        largest logits. `masks`, where they are taken: the tokens are those that Ops.mask before would
+        give."""
         ...
 
     def logprobs(self, logits: "Tensor", targets: "Tensor", width: int) -> "tuple[Tensor, Tensor, Tensor]":

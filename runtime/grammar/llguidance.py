@@ -153,8 +153,11 @@ def _lark_of(ebnf: str) -> str:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    lines = [line for line in matcher.get_error().strip().split("\n") if line.strip()]
-    return msgspec.json.encode(lines[0] if lines else "the grammar cannot be read").decode().strip('"')
+    """What is wrong with a grammar, as one line. A regular expression's parser says it in its last line."""
+    lines = [line.strip() for line in matcher.get_error().splitlines() if line.strip()]
+    first = lines[0] if lines else "the grammar cannot be read"
+    faults = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return first.replace(" (in regex): regex parse error:", f": {faults[0]}") if faults else first
 
 
 def create_backend(terms: GrammarVocabulary) -> LLGuidance:

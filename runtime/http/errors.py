@@ -3,7 +3,7 @@ of Anthropic and Ollama on their routes."""
 
 import gc
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -12,10 +12,12 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from runtime.errors import InternalFault, InvalidRequest, NotFound, RequestError, TooLong
 from runtime.http.body import discard_body
 from runtime.http.json_weight import UNWEIGHED_BYTES
+from runtime.http.permitted_values import permitted_values
 from runtime.json_value import Fields
 
 T = TypeVar("T")
@@ -36,7 +38,8 @@ MAX_NAME_CHARS = 100
 _DEPTH = "the JSON is nested too deeply"
 
 # msgspec ends its messages with the path: " - at `$.messages[0].role`" or " - at `key` in `$.logit_bias`"
-_PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_VALUE = re.compile(r"Invalid (?:enum )?value (?P<value>.*)", re.DOTALL)
 _FIELD = re.compile(r"(?P<kind>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 
 
@@ -122,7 +125,7 @@ def error_response(error: RequestError, path: str) -> Response:
 def on_request_error(request: Request, error: Exception) -> Response:
     """The answer to a RequestError."""
     assert isinstance(error, RequestError)
-    return error_response(error, path_of(request))
+    return error_response(error, _form_of(request))
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -133,11 +136,11 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         # else the connection ends, while the client may send its next request
         await discard_body(request.receive)
     message, code = {
-        404: (f"there is no route {path}", "not_found"),
+        404: (f"there is no route {path}{_hint(request, path)}", "not_found"),
         405: (f"{path} does not take {request.method}", "method_not_allowed"),
         408: (error.detail, "request_timeout"),
     }.get(error.status_code, (error.detail, "bad_request"))
-    body = _body(path, error.status_code, message, "invalid_request_error", None, code)
+    body = _body(_form_of(request), error.status_code, message, "invalid_request_error", None, code)
     return _encoded(body, error.status_code, error.headers)
 
 
@@ -151,6 +154,29 @@ def on_bug(request: Request, __: Exception) -> Response:
 def path_of(request: Request) -> str:
     """The request's path without the prefix under which the application is mounted."""
     return str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
+
+
+def nearest_path(path: str, known: Collection[str]) -> str | None:
+    """The one of `known` paths that a client with a wrong base URL or a misspelt path most likely meant."""
+    wanted = path.rstrip("/")
+    if f"/v1{wanted}" in known:
+        return f"/v1{wanted}"
+    longest_first = sorted(known, key=len, reverse=True)
+    inside = (one for one in longest_first if wanted.endswith(one))
+    return next(inside, next(iter(get_close_matches(wanted, known, n=1, cutoff=0.85)), None))
+
+
+def _hint(request: Request, path: str) -> str:
+    routes = request.app.routes if "app" in request.scope else ()
+    known = [one.path for one in routes if isinstance(one, Route) and "{" not in one.path and one.path != "/"]
+    near = nearest_path(path, known)
+    return f"; did you mean {near}?" if near else ""
+
+
+def _form_of(request: Request) -> str:
+    """The beginning of the paths of the API in whose form the client reads errors: Anthropic's clients also
+    ask for /v1/models."""
+    return ANTHROPIC if "anthropic-version" in request.headers else path_of(request)
 
 
 def error_body(error: RequestError, path: str) -> Body:
@@ -184,10 +210,12 @@ def _anthropic(message: str, status: int, details: Fields | None = None) -> Anth
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """The decoded body. Raises InvalidRequest for anything but the JSON that `decoder` takes; `param` is the
     path of the wrong field."""
+    if not body:
+        raise InvalidRequest("the body is empty; send JSON")
     try:
         return decoder.decode(body) if len(body) <= UNWEIGHED_BYTES else _decode_large(body, decoder)
     except msgspec.ValidationError as error:
-        raise invalid(error, known=getattr(decoder.type, "__struct_fields__", ())) from None
+        raise invalid(error, decoder.type) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from None
     except UnicodeDecodeError:
@@ -213,7 +241,7 @@ def convert(value: object, kind: type[T], names: Mapping[str, str]) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        found = invalid(error, known=getattr(kind, "__struct_fields__", ()))
+        found = invalid(error, kind)
         raise renamed(InvalidRequest(found.message, param=found.param), names) from None
 
 
@@ -232,15 +260,20 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     return type(error)(message, param=name + error.param[len(root) :])
 
 
-def invalid(error: msgspec.ValidationError, known: tuple[str, ...] = ()) -> InvalidRequest:
-    """A msgspec error as InvalidRequest, with the path of the wrong field as `param`. `known` are the
-    top-level fields, of which the nearest is suggested."""
+def invalid(error: msgspec.ValidationError, kind: object) -> InvalidRequest:
+    """A msgspec error as InvalidRequest, with the path of the wrong field as `param`. `kind` is the type that
+    the body should have had: it says which values a field takes, and which field's name is nearest."""
+    known: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
     match = _PATH.match(str(error))
     assert match is not None
     what, path = match["what"].replace("`", ""), (match["path"] or "").removesuffix("[...]")
     field = _FIELD.search(match["what"])
     if field is None:
-        return InvalidRequest(f"{path or 'the body'}: {what[:1].lower()}{what[1:]}", param=path or None)
+        place = f"a key of {path}" if match["key"] else path or "the body"
+        value, values = _VALUE.fullmatch(what), permitted_values(kind, path)
+        if value is not None and values:
+            what = f"{value['value'][:MAX_NAME_CHARS]} is none of {', '.join(values)}"
+        return InvalidRequest(f"{place}: {what[:1].lower()}{what[1:]}", param=path or None)
     name = field["name"][:MAX_NAME_CHARS]  # the client's own: as long as it likes
     param = f"{path}.{name}" if path else name
     if field["kind"].startswith("missing"):

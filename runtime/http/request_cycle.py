@@ -5,6 +5,7 @@ from email.utils import formatdate
 from functools import lru_cache
 from time import time
 
+from msgspec.json import encode
 from starlette.types import Message, Scope
 
 from runtime.actors.channels import Signal
@@ -206,5 +207,32 @@ def date_line(now_s: int) -> bytes:
 
 
 def refusal_bytes(status: int) -> bytes:
-    """An answer without a body to what is no request; the connection ends with it."""
-    return b"HTTP/1.1 %d \r\ncontent-length: 0\r\n%b%b\r\n" % (status, CLOSING, date_line(int(time())))
+    """An answer to what is no request, or to a connection that there is no room for, which ends with it."""
+    body = _REFUSALS.get(status, b"")
+    kind = b"content-type: application/json\r\n" if body else b""
+    return b"HTTP/1.1 %d \r\ncontent-length: %d\r\n%b%b%b\r\n%b" % (
+        status,
+        len(body),
+        kind,
+        CLOSING,
+        date_line(int(time())),
+        body,
+    )
+
+
+def _refusal(message: str, kind: str, code: str) -> bytes:
+    return encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+
+_REFUSALS = {
+    400: _refusal(
+        "this is no whole HTTP request with a host header; a client of https:// needs a server that was "
+        "started with --ssl-certfile",
+        "invalid_request_error",
+        "bad_request",
+    ),
+    503: _refusal("the server has no room for another connection; try again", "server_error", "unavailable"),
+    505: _refusal(
+        "this version of HTTP is not served; send 1.0, 1.1 or 2", "invalid_request_error", "bad_request"
+    ),
+}

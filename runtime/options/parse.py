@@ -108,7 +108,7 @@ def _read_flags(argv: Sequence[str], problems: list[str]) -> Iterator[Setting]:
             problems.append(
                 unknown(alias, "flag")
                 if word.startswith("-")
-                else f"{word} stands alone: a value follows its flag"
+                else f"{word} stands alone: a value follows its flag; a model is --model-path {word}"
             )
             _skip_values(words)
 
@@ -229,8 +229,6 @@ def _asks_for_default(setting: Setting) -> bool:
 def _refusal(row: Row, alias: str) -> str | None:
     if row.status == "refused":
         return f"{alias} is refused: {row.note}; leave it out"
-    if row.status == "planned":
-        return f"{alias} is planned and not here yet; leave it out" + (f" ({row.note})" if row.note else "")
     if row.status == "other-device":
         return (
             f"{alias} is an option of {row.device} devices, and nothing here implements it yet; leave it out"
@@ -299,4 +297,6 @@ def _fields(kind: object) -> tuple[str, ...]:
 def _show(row: Row, value: object) -> str:
     if row.secret:
         return "(hidden)"
+    if row.takes == "json" and not isinstance(value, str):
+        return msgspec.json.encode(value).decode()
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

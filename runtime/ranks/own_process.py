@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -27,6 +28,7 @@ def set_process_name(name: str) -> None:
 
 def exit_now(code: int) -> NoReturn:
     """Ends the process without unloading libraries, which may take long, or hang after a failure."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a full disk must not keep the process alive
+            stream.flush()
     os._exit(code)

@@ -22,7 +22,6 @@ import faulthandler
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -172,7 +171,7 @@ class RankWorker:
         try:
             import_device(self._imports)
         except Exception:
-            traceback.print_exc(file=sys.stderr)
+            log.write_stack()
             exit_now(1)
         self._send(StandingBy(self._rank))
 
@@ -243,7 +242,7 @@ class RankWorker:
         except ModelError as fault:
             error = str(fault)
         except Exception:
-            traceback.print_exc(file=sys.stderr)
+            log.write_stack()
             error = "it could not be read; the server's log has the details"
         self._send(AdapterLoaded(command.id, self._rank, error))
 
@@ -265,7 +264,7 @@ class RankWorker:
 
     def _fail(self, error: Exception, doing: str) -> int:
         """Reports the class of an error only: its text may hold what clients must not see."""
-        traceback.print_exception(error, file=sys.stderr)
+        log.write_stack(error)
         self._send(
             RankFailed(self._rank, f"{type(error).__name__} while {doing}; its stack is in the log", False)
         )
@@ -282,7 +281,7 @@ class RankWorker:
         try:
             executor.profile(command)
         except Exception:
-            traceback.print_exc(file=sys.stderr)
+            log.write_stack()
 
     def _receive(self) -> ToRank:
         body = self._reader.read()

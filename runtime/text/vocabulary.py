@@ -251,7 +251,8 @@ def _read_json(folder: Path) -> bytes:
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ModelError(
-            f"{folder} has no tokenizer.json; save the tokenizer with transformers: "
+            f"{folder} has no tokenizer.json; give another folder with --tokenizer-path, serve token ids "
+            "alone with --skip-tokenizer-init, or save the tokenizer with transformers: "
             "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
         )
     try:

@@ -11,7 +11,7 @@ import runtime
 from runtime.grammar import open_backend as open_backend_module
 from runtime.grammar.backend import GrammarError
 from runtime.grammar.open_backend import Encoder, open_backend, spell
-from runtime.messages.constraint import GrammarSetup, JsonSchema, StructuralTag, grammar_of
+from runtime.messages.constraint import GrammarSetup, JsonSchema, Regex, StructuralTag, grammar_of
 from runtime.text import token_table
 from runtime.text.vocabulary import Vocabulary, table_of
 
@@ -40,6 +40,11 @@ def test_so_are_schemas_with_keywords_of_its_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(open_backend_module, "find_spec", lambda name: None)
     with pytest.raises(GrammarError, match=r"at \$.propertyNames"):
         open_backend(SETUP).compile(grammar)
+
+
+def test_a_wrong_expression_is_refused_with_what_is_wrong() -> None:
+    with pytest.raises(GrammarError, match=r'invalid regex "\[a": unclosed character class$'):
+        open_backend(SETUP).compile(grammar_of(Regex("[a")))
 
 
 @pytest.mark.parametrize("value", ["false", "null"])

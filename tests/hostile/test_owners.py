@@ -177,7 +177,7 @@ async def test_responses_of_others_do_not_exist(is_on_disk: bool, tmp_path: Path
             ("POST", "/v1/responses", {"input": "go on", "previous_response_id": mine}),
             ("POST", "/v1/responses/input_tokens", {"input": "go on", "previous_response_id": mine}),
         ]
-        assert await statuses(http, BOB, asked) == [404] * 6
+        assert await statuses(http, BOB, asked) == [404] * 4 + [400] * 2
         assert await statuses(http, ALICE, asked[:2] + asked[4:]) == [200] * 4
         assert await statuses(http, ADMIN, asked[:2] + asked[4:] + asked[3:4]) == [200] * 5
         assert await statuses(http, ALICE, asked[:1]) == [404]

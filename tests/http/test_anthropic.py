@@ -168,6 +168,9 @@ async def test_models_are_listed_for_this_client_too() -> None:
         )
         assert (model.max_input_tokens, model.max_tokens) == (99_999, 100_000)
         assert (await api.models.retrieve("org/fake")).id == "org/fake"
+        with pytest.raises(anthropic.NotFoundError) as missing:
+            await api.models.retrieve("claude")
+        assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
 
 
 async def test_tokens_are_counted_of_what_would_be_sent() -> None:

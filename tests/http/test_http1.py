@@ -173,6 +173,17 @@ async def test_headers_of_answers_have_no_line_breaks() -> None:
     assert answer.startswith(b"HTTP/1.1 500 ") and b"cookie" not in answer
 
 
+@pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00\x01", b"nothing\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
+async def test_bytes_that_are_no_request_get_an_error(data: bytes) -> None:
+    """A client of https://, a program that speaks something else, and a request without a host."""
+    async with serving(FakeService()) as address, Raw.connected(address) as client:
+        await client.write(data)
+        head, _, body = (await client.to_end()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and f"content-length: {len(body)}".encode() in head
+    message = json.loads(body)["error"]["message"]
+    assert "host header" in message and "--ssl-certfile" in message
+
+
 async def test_half_a_request_and_the_end_of_input_is_refused() -> None:
     for half in (GET[:-2], POST + b"content-length: 9\r\n\r\n{"):
         async with serving(FakeService()) as address, Raw.connected(address) as client:

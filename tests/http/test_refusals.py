@@ -241,6 +241,54 @@ async def test_unknown_fields_suggest_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (CHAT, {"messages": [{"role": "king", "content": "x"}]}, "'king' is none of assistant, developer, "),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format.type must be text, json_object"),
+        (CHAT, {"logit_bias": {"x": 1}}, "a key of logit_bias: expected int, got str"),
+        ("/v1/messages", {"tool_choice": {"type": "foo"}}, "tool_choice.type: 'foo' is none of "),
+    ],
+)
+async def test_refusals_say_what_a_field_takes(path: str, body: dict[str, Any], message: str) -> None:
+    async with client(FakeService()) as http:
+        response = await http.post(path, json=BASE[CHAT] | {"max_tokens": 5} | body)
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", BASE)
+async def test_an_empty_body_is_called_empty(path: str) -> None:
+    async with client(FakeService()) as http:
+        assert "the body is empty" in error_of(await http.post(path), 400)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", CHAT),
+        ("/models", "/v1/models"),
+        ("/v1/v1/chat/completions", CHAT),
+        ("//v1/chat/completions", CHAT),
+        ("/openai/v1/completions", COMPLETIONS),
+        ("/v1/chat/completion", CHAT),
+        ("/v1/generate", GENERATE),
+        ("/v1/api/chat", "/api/chat"),
+        ("/nowhere", None),
+        ("/v1/nothing", None),
+    ],
+)
+async def test_the_path_that_was_meant_is_named(path: str, meant: str | None) -> None:
+    """Most wrong paths come from a base URL with /v1 too few or too many."""
+    async with client(FakeService()) as http:
+        error = error_of(await http.post(f"http://test{path}"), 404)
+    assert error["message"] == f"there is no route {path}" + (f"; did you mean {meant}?" if meant else "")
+
+
+async def test_a_slash_behind_models_changes_nothing() -> None:
+    async with client(FakeService()) as http:
+        assert (await http.get("/v1/models/")).json() == (await http.get("/v1/models")).json()
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("GET", CHAT, 405),

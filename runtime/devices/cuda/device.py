@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.base import Collectives, Device
 from runtime.devices.cuda.facts import FACTS
 from runtime.devices.cuda.green_contexts import open_partitions
@@ -151,7 +152,6 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     gpu = replace(gpu_of(torch_device), starts_early=options.starts_early)
     backends = options.prefill_attention_backend, options.decode_attention_backend
     attention_backend = open_hybrid_backend(*backends, dtype, gpu, torch.cuda.get_device_capability())
-    graphs = open_graphs(start, torch_device, options, attention_backend)
     fusion = options.kernel_fusion
     counters = SplitCounters.of(fusion, gpu, torch_device, lists=options.lists_work)
     ops = CudaOps(
@@ -167,13 +167,14 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         experts,
         CudaMemory(start.ranks_on_machine, torch_device),
         ranks,
-        graphs,
+        open_graphs(start, torch_device, options, attention_backend),
         ep_size=start.ep_size,
         all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         lora_ops=None if lora is None else CudaLoraOps(gpu, torch_device, lora.num_lora_slots),
         fused=CudaFusedOps(ops, open_norm_sums(ranks, torch_device, options)),
         state_steps=open_state_steps(start.recurrent_backend),
         mla_prologs=None if fusion == "off" else CudaPrologs(),
+        joins_latents=any(BACKENDS[name].joins_latents for name in backends),
         streams=torch.cuda,
         partitions=open_partitions(start.multiplexing, torch_device),
         side_stream=SideStream(torch.cuda) if fusion == "all" else None,

@@ -111,8 +111,8 @@ class GenerateAnswerFormat:
             meta |= _speculation(end.drafts)
         if logprobs.is_on:
             meta |= self._logprobs("output", output.logprobs, logprobs)
-            if logprobs.start >= 0:
-                meta |= self._logprobs("input", output.prompt_logprobs[logprobs.start :], logprobs)
+            asked = output.prompt_logprobs[logprobs.start :] if logprobs.start >= 0 else []
+            meta |= self._logprobs("input", asked, logprobs)  # SGLang's clients read the lists in any case
         if end is not None and request.params.hidden_states == "last":
             meta["hidden_states"] = hidden.last(output.hidden)
         elif end is not None and request.params.hidden_states is not None and not self.is_disjoint:

@@ -145,7 +145,7 @@ class Batches:
         NotFound."""
         if body.endpoint not in self.endpoints:
             raise InvalidRequest(f"endpoint must be one of {', '.join(self.endpoints)}", param="endpoint")
-        if self.files.find(body.input_file_id, tenant).purpose != "batch":
+        if self.files.find(body.input_file_id, tenant, "input_file_id").purpose != "batch":
             raise InvalidRequest(
                 "the input file must have been uploaded with purpose batch", param="input_file_id"
             )

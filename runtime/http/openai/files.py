@@ -119,11 +119,11 @@ class Files:
         if len(self.known) >= MAX_FILES or num_own >= tenant.most(MAX_FILES):
             raise StorageFull(f"as many files are stored as may be, {num_own} of them yours; delete some")
 
-    def find(self, file_id: str, tenant: Tenant) -> StoredFile:
+    def find(self, file_id: str, tenant: Tenant, param: str = "file_id") -> StoredFile:
         """The metadata of a file. Raises NotFound, also for a file of another tenant."""
         file = self.known.get(file_id)
         if file is None or not tenant.sees(file.owner):
-            raise NotFound(f"there is no file {file_id[:80]}", param="file_id")
+            raise NotFound(f"there is no file {file_id[:80]}", param=param)
         return file
 
     def draft(self, file_id: str, size: int, filename: str, purpose: str, owner: str) -> StoredFile:

@@ -1,5 +1,6 @@
 """Log probabilities in the forms of the OpenAI API."""
 
+import codecs
 from collections.abc import Callable, Sequence
 
 from runtime.http.streaming.rows import Rows
@@ -38,17 +39,19 @@ class TextLogprobs:
 
     def __init__(self, token_bytes: TokenBytes, width: int, *, by_id: bool = False) -> None:
         """`width`: alternatives of each token."""
-        self.text = namer(token_bytes, by_id=False)
+        self.token_bytes = token_bytes
         self.name = namer(token_bytes, by_id=by_id)
         self.width = width
         self.offset = 0  # characters so far
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, tokens: list[TokenLogprob]) -> Fields:
-        """The log probabilities of the next tokens."""
+        """The log probabilities of the next tokens. The offset of a token that is a part of a character is
+        that of the character."""
         offsets = []
         for token in tokens:
             offsets.append(self.offset)
-            self.offset += len(self.text(token.token_id))
+            self.offset += len(self._decoder.decode(self.token_bytes(token.token_id)))
         return {
             "tokens": [self.name(token.token_id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],

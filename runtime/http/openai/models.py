@@ -3,10 +3,11 @@
 from datetime import UTC, datetime
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from runtime.http.fields.model import adapter_named
 from runtime.http.openai.completion_response import Model, Models
-from runtime.http.operation import Operation
+from runtime.http.operation import Operation, json_response
 from runtime.service import AdapterCard, ModelCard, Service
 
 
@@ -23,8 +24,11 @@ def list_models(service: Service, request: Request) -> dict[str, object]:
     }
 
 
-def get_model(service: Service, request: Request) -> dict[str, object]:
-    """The served model, or one of its adapters. Raises ModelNotFound."""
+def get_model(service: Service, request: Request) -> dict[str, object] | Response:
+    """The served model, or one of its adapters; all of them for an empty name, which is a slash too many.
+    Raises ModelNotFound."""
+    if not request.path_params["name"]:
+        return json_response(list_models(service, request))
     card = service.card
     name = adapter_named(card, request.path_params["name"])
     return adapter_object(card, card.adapters[name]) if name else _described(card, request)

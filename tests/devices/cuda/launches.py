@@ -168,6 +168,15 @@ def forms(gpu: Gpu) -> None:
     tiles.CHOSEN.update(chosen)
 
 
+def latent_roles(gpu: Gpu) -> None:
+    """Absorbed MLA whose warps have roles: decodes of 16 and of 128 heads with splits of keys, and chunks."""
+    tiles, chosen = attention_tiles, dict(attention_tiles.CHOSEN)
+    tiles.CHOSEN.update({"few latents": tiles.ROLES, "latents": tiles.ROLES})
+    for num, count in ((16, 1), (128, 1), (128, 16)):
+        absorbed(num, count, gpu)
+    tiles.CHOSEN.update(chosen)
+
+
 def few(gpu: Gpu) -> None:
     """A layer of Llama-3.1-8B for one sequence and for eight, where kernels start early."""
     gpu, bf16 = replace(gpu, starts_early=True), torch.bfloat16
@@ -195,7 +204,7 @@ def rows(gpu: Gpu) -> None:
     rms_norm(x.unflatten(1, (32, 128)), weight.unflatten(0, (32, 128)), 1e-6)
     rotary(x.unflatten(1, (32, 128)), table, table)
     pages, places = torch.zeros(4, 4096, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
-    copy_pages(pages, pages, places, places)
+    copy_pages(pages.unsqueeze(1), pages.unsqueeze(1), places, places)
     for kind in ("silu", "gelu", "gelu_tanh"):
         act_and_mul(x, kind)
     for dtype in (bf16, torch.float8_e4m3fn, torch.float8_e5m2):
@@ -395,6 +404,7 @@ LAUNCHES = {
     "few": few,
     "forms": forms,
     "latent": latent,
+    "latent_roles": latent_roles,
     "rows": rows,
     "logits": logits,
     "linears": linears,

@@ -99,6 +99,8 @@ async def test_lists_of_ids_and_parameters_belong_to_their_prompts() -> None:
     ).json()
     assert [answer["meta_info"]["id"] for answer in answers] == ["x", "y"]
     assert "output_token_logprobs" not in answers[0]["meta_info"]
+    (plain,) = (await ask(service, text=["a"], return_logprob=True, top_logprobs_num=2)).json()
+    assert plain["meta_info"]["input_token_logprobs"] == plain["meta_info"]["input_top_logprobs"] == []
     meta, ids = answers[1]["meta_info"], answers[1]["output_ids"]
     assert meta["output_token_logprobs"] == [[-0.5, i, f"<{i}>"] for i in ids]
     assert [[top[1] for top in tops] for tops in meta["output_top_logprobs"]] == [[i, i + 1] for i in ids]

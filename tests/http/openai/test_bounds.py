@@ -35,7 +35,7 @@ async def one_round(client: openai.AsyncOpenAI, number: int) -> None:
     assert [event.type async for event in stream][-1] == "response.incomplete"
     await client.responses.create(**ask, store=False)
     await client.responses.delete(second.id)
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError):
         await client.responses.create(**ask, previous_response_id=second.id)
 
 

@@ -16,6 +16,7 @@ from runtime.errors import InvalidRequest
 from runtime.http.app import http_app
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completions import completions
+from runtime.http.openai.logprobs import TextLogprobs
 from runtime.http.streaming.pace import Pace
 from runtime.messages.requests import Delta, Text, TokenLogprob, Tokens
 from tests.http import fake
@@ -331,3 +332,11 @@ async def test_usage_counts_what_waited_for_a_slow_reader() -> None:
     """Deltas that come before anything is sent are written together with the tail, which counts them."""
     events = await post(TEXT, stream=True, stream_options={"include_usage": True})
     assert len(events) == 2 and events[-1]["usage"]["completion_tokens"] == 5
+
+
+def test_offsets_are_those_of_characters_where_tokens_are_parts_of_them() -> None:
+    pieces = [b"\xc3", b"\xa9", b"\xf0\x9f", b"\x98\x80", b"ab", b"c"]
+    lines = TextLogprobs(pieces.__getitem__, 0)
+    tokens = [TokenLogprob(at, -1.0, ()) for at in range(len(pieces))]
+    found = [lines.add(tokens[:3])["text_offset"], lines.add(tokens[3:])["text_offset"]]  # two chunks
+    assert found == [[0, 0, 1], [1, 2, 4]]

@@ -105,8 +105,9 @@ async def test_a_conversation_goes_on_where_it_was() -> None:
         ]
         assert (await client.responses.retrieve(second.id)) == second
         await client.responses.delete(first.id)
-        with pytest.raises(openai.NotFoundError) as gone:
+        with pytest.raises(openai.BadRequestError) as gone:
             await client.responses.create(**ASK | {"previous_response_id": first.id})
+        assert gone.value.code == "previous_response_not_found"
         assert gone.value.body["param"] == "previous_response_id"  # type: ignore[index]
         unkept = await client.responses.create(**ASK, store=False)
         with pytest.raises(openai.NotFoundError):

@@ -204,7 +204,7 @@ async def test_what_can_be_no_batch(tmp_path: Path) -> None:
         other = await client.files.create(file=("x", b"{}"), purpose="user_data")
         for ask, param in (
             ({"input_file_id": other.id, "endpoint": CHAT}, "input_file_id"),
-            ({"input_file_id": "file-0", "endpoint": CHAT}, "file_id"),
+            ({"input_file_id": "file-0", "endpoint": CHAT}, "input_file_id"),
             ({"input_file_id": other.id, "endpoint": "/v1/nothing"}, "endpoint"),
         ):
             with pytest.raises(openai.APIStatusError) as refused:

@@ -70,7 +70,7 @@ def read_fields(form: Form) -> AudioBody:
     try:
         body = msgspec.convert(form.fields, AudioBody, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid(error, known=AudioBody.__struct_fields__) from None
+        raise invalid(error, AudioBody) from None
     if body.timestamp_granularities and body.response_format != "verbose_json":
         raise InvalidRequest(
             "timestamp_granularities goes with the response_format verbose_json; add that, or leave it out",

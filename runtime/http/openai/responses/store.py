@@ -10,6 +10,7 @@ takes nothing, responses stay in memory, within the same bounds, and are written
 
 import sqlite3
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 
@@ -17,7 +18,8 @@ import anyio
 import msgspec
 
 from runtime import log
-from runtime.errors import NotFound, StorageFull, StorageUnavailable
+from runtime.errors import InvalidRequest, NotFound, RequestError, StorageFull, StorageUnavailable
+from runtime.http.cut_body import with_texts
 from runtime.http.openai.responses.table import OPEN, ResponseTable, Row, StoredResponse
 from runtime.http.openai.stored.disk import Disk, storage_error
 from runtime.http.openai.stored.quota import Kept
@@ -27,7 +29,14 @@ MAX_RESPONSES = 10_000
 MAX_BYTES = 256 * 2**20
 MAX_ROWS = 100  # are written at once
 RETRY_S = 5.0  # before the disk is tried again
+NO_TEXTS: Mapping[str, memoryview] = {}
 LAST_WRITE_S = 2.0  # to write what is in memory when the server stops
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    """There is no stored response to continue. Clients know the code, and send the conversation whole."""
+
+    code = "previous_response_not_found"
 
 
 class ResponseStore:
@@ -65,9 +74,10 @@ class ResponseStore:
         if self._fault is not None:
             raise type(self._fault)(self._fault.message)
 
-    def put(self, record: StoredResponse) -> None:
-        """Stores a response, or its new state. It is on the disk soon."""
-        row = _row(record)
+    def put(self, record: StoredResponse, texts: Mapping[str, memoryview] = NO_TEXTS) -> None:
+        """Stores a response, or its new state. It is on the disk soon. `texts`: what marks in it stand for
+        (http/cut_body.py)."""
+        row = _row(record, texts)
         if not self.kept.takes(row.owner, len(row.data)):
             return
         if (before := self._memory.get(row.id)) is not None:
@@ -96,8 +106,8 @@ class ResponseStore:
                 raise
 
     async def find(self, response_id: str, tenant: Tenant, param: str = "response_id") -> StoredResponse:
-        """The stored response of an id. Raises NotFound, also for a response of another tenant,
-        StorageUnavailable."""
+        """The stored response of an id. Raises NotFound, or PreviousResponseNotFound where `param` is
+        previous_response_id, also for a response of another tenant; StorageUnavailable."""
         record = None
         if (row := self._memory.get(response_id)) is not None:
             record = msgspec.json.decode(row.data, type=StoredResponse)
@@ -177,8 +187,9 @@ class ResponseStore:
         self._news.set()  # `run` tries again
 
 
-def _row(record: StoredResponse) -> Row:
-    return Row(record.id, record.owner, record.response["status"] not in OPEN, msgspec.json.encode(record))
+def _row(record: StoredResponse, texts: Mapping[str, memoryview] = NO_TEXTS) -> Row:
+    data = with_texts(msgspec.json.encode(record), texts)
+    return Row(record.id, record.owner, record.response["status"] not in OPEN, data)
 
 
 def _revert(table: ResponseTable, response_id: str) -> None:
@@ -186,5 +197,6 @@ def _revert(table: ResponseTable, response_id: str) -> None:
         table.delete(response_id)
 
 
-def _not_found(response_id: str, param: str) -> NotFound:
-    return NotFound(f"there is no response {response_id[:80]} (any more)", param=param)
+def _not_found(response_id: str, param: str) -> RequestError:
+    kind = PreviousResponseNotFound if param == "previous_response_id" else NotFound
+    return kind(f"there is no response {response_id[:80]} (any more)", param=param)
