@@ -40,14 +40,14 @@ class SamplingNeeds:
 
 
 def is_plain(admit: Admit) -> bool:
-    """Whether a sequence's tokens are sampled from logits as the model gives them but for penalties, biases and
-    banned stop ids, without log probabilities."""
+    """Whether a sequence's tokens are sampled from logits as the model gives them but for penalties, biases
+    and banned stop ids, without log probabilities."""
     return not (admit.grammar_constraint or is_read(admit))
 
 
 def is_read(admit: Admit) -> bool:
-    """Whether something other than a mask, penalties, few biases and banned stop ids, and the sampler reads or
-    changes a sequence's logits."""
+    """Whether something other than a mask, penalties, few biases and banned stop ids, and the sampler reads
+    or changes a sequence's logits."""
     sampling = admit.sampling
     return bool(
         sampling.processor

@@ -1,5 +1,5 @@
-"""Sums over ranks that the norm behind them makes itself, of few rows (kernels/sum_norm.py): the memory of all
-GPUs of a model through which they go (torch.distributed._symmetric_memory)."""
+"""Sums over ranks that the norm behind them makes itself, of few rows (kernels/sum_norm.py): the memory of
+all GPUs of a model through which they go (torch.distributed._symmetric_memory)."""
 
 import torch
 from torch import Tensor

@@ -58,8 +58,8 @@ class CapturedEdits:
         logits.scatter_add_(1, self.bias_ids[slots], self.biases[slots])
 
     def ban(self, logits: Tensor, slots: Tensor, lengths: Tensor) -> None:
-        """Bans stop ids in finite logits [N, V], in place, of `slots` whose sequences are `lengths` long, both
-        int64 [N]."""
+        """Bans stop ids in finite logits [N, V], in place, of `slots` whose sequences are `lengths` long,
+        both int64 [N]."""
         is_short = (lengths < self.min_lens[slots]).unsqueeze(1)
         caps = torch.where(is_short, self.caps[slots], torch.inf)
         logits.scatter_reduce_(1, self.stop_ids[slots], caps, "amin")

@@ -200,8 +200,8 @@ class LogitsPenalties:
         return logits
 
     def apply_captured(self, logits: Tensor, slots: Tensor, lengths: Tensor) -> None:
-        """`apply` for all rows of finite logits, in place, in a captured body: `slots` and `lengths`, int64 [N],
-        are known on the device alone. What tables have no room for is not among them."""
+        """`apply` for all rows of finite logits, in place, in a captured body: `slots` and `lengths`, int64
+        [N], are known on the device alone. What tables have no room for is not among them."""
         assert self.edits is not None, "captured before tables were reserved"
         self.counts.apply_captured(logits, slots)
         self.edits.add_biases(logits, slots)

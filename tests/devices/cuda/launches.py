@@ -10,7 +10,6 @@ from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda import attention, attention_tiles
 from runtime.devices.cuda import gemm as gemms
 from runtime.devices.cuda.attention import AttentionLaunch, AttentionPlan
-from runtime.devices.cuda.fragments import BLOCK, PART
 from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.gemm import gemm
 from runtime.devices.cuda.kernels.activation import act_and_mul
@@ -30,12 +29,13 @@ from runtime.devices.cuda.moe import CudaExperts
 from runtime.devices.cuda.norm_sums import NormSums
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.cuda.page_copies import copy_pages
-from runtime.devices.cuda.weights import PackedWeight, pack_dense
+from runtime.devices.cuda.weights import pack_dense
 from runtime.devices.lora import LoraWeights
 from runtime.devices.operands import NormInputs, Seen, SlotParams, SlotTensors
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.models.config.moe_config import Routing
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt, Scheme
+from tests.devices.cuda.lacking import by_block, fragments, lacking
 
 # A100, RTX 4090, H200
 GPUS = {80: Gpu(108, 167936), 89: Gpu(128, 102400, True), 90: Gpu(132, 233472, True, is_hopper=True)}
@@ -128,8 +128,8 @@ def fused(gpu: Gpu) -> None:
 
 
 def summed(gpu: Gpu) -> None:
-    """Norms of sums over two and over eight ranks, of Llama-3.1-8B and of Qwen2.5-72B, also in 8 bits and where
-    kernels start early."""
+    """Norms of sums over two and over eight ranks, of Llama-3.1-8B and of Qwen2.5-72B, also in 8 bits and
+    where kernels start early."""
     bf16 = torch.bfloat16
     for ranks, size, scheme, early in ((2, 4096, None, False), (8, 8192, Fp8(), gpu.is_hopper)):
         sums = NormSums(torch.zeros(1, dtype=torch.uint8), [0] * ranks, 0)
@@ -251,56 +251,6 @@ def adapted(gpu: Gpu) -> None:
             torch.empty(count, 4096, dtype=torch.bfloat16),
         )
         layer.add(out, x, weights, layer.plan_rows(torch.zeros(count, dtype=torch.int64)))
-
-
-def lacking(scheme: Scheme, experts: int, outs: int, ins: int) -> PackedWeight:
-    """A packed weight without memory of its own."""
-    group = 0 if isinstance(scheme, Int8) else scheme.group_size
-    groups, bits = ins // group if group else 1, scheme.bits if isinstance(scheme, PackedInt) else 8
-    kind, inputs = {8: "fp8" if isinstance(scheme, Fp8) else "int8", 4: "codes4"}[bits], ""
-    if isinstance(scheme, PackedInt) and bits == 8:
-        kind = "codes8"
-    if scheme.activations != "none":
-        inputs = "fp8" if isinstance(scheme, Fp8) else "int8"
-    number = torch.int8 if kind == "int8" else torch.uint8
-    weight = torch.empty(1, dtype=number).expand(experts, outs, ins * bits // 8)
-    zeros = (
-        torch.empty(experts, groups, outs, dtype=torch.uint8)
-        if isinstance(scheme, PackedInt) and scheme.has_zero_points
-        else None
-    )
-    return PackedWeight(
-        scheme.name,
-        kind,
-        inputs,
-        weight,
-        outs,
-        ins,
-        ins,
-        group,
-        group,
-        64 if kind == "codes4" else 128,
-        torch.empty(experts, groups, outs),
-        zeros,
-    )
-
-
-def fragments(kind: str, experts: int, outs: int, ins: int) -> PackedWeight:
-    """A weight in fragments, or experts of gpt-oss in MXFP4, without memory of its own."""
-    blocks, is_mxfp4 = -(-ins // BLOCK), kind == "mxfp4"
-    words = torch.empty(1, dtype=torch.int32).expand(experts, outs, blocks * BLOCK // 8)
-    scales = torch.empty(1, dtype=torch.int32).expand(experts, blocks, outs)
-    group, gate = (PART, "clamped") if is_mxfp4 else (BLOCK, "silu")
-    facts = outs, ins, blocks * BLOCK, group, group, BLOCK, scales
-    biases = torch.empty(experts, outs, dtype=torch.bfloat16) if is_mxfp4 else None
-    scheme = "" if is_mxfp4 else "int4_weight"
-    return PackedWeight(scheme, kind, "", words, *facts, biases=biases, gate=gate)
-
-
-def by_block(experts: int, outs: int, ins: int) -> PackedWeight:
-    """8-bit floats whose scales are of blocks, without memory of their own."""
-    packed = lacking(Fp8(128), experts, outs, ins)
-    return replace(packed, blocks=torch.empty(1).expand(experts, outs // 128, -(-ins // 512) * 4))
 
 
 def packings(gpu: Gpu) -> None:

@@ -37,7 +37,8 @@ def check_early_starts(made: list[dict[str, Any]]) -> None:
     """Kernels that start early wait once, and let the next one start; products of few rows leave room for
     four programs on a multiprocessor."""
     early = [one for one in made if one["early"] != [0, 0]]
-    assert [one["kernel"] for one in early] == [*["gemv_kernel"] * 4, "norm_product_kernel", *EARLY, "sum_rms_norm_kernel"]
+    few = *["gemv_kernel"] * 4, "norm_product_kernel", *EARLY
+    assert [one["kernel"] for one in early] == [*few, "sum_rms_norm_kernel"]
     assert all(one["early"] == [1, 1] for one in early)
     assert all(one["registers"] <= GEMV_REGISTERS for one in early[:4]), early[:4]
 

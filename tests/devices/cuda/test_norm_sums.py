@@ -84,7 +84,8 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
 def test_models_whose_norms_sum(tmp_path: Path, run_ranks: RunRanks) -> None:
     """Two ranks give the tokens of one; longer steps are summed before."""
     folders = [
-        make_checkpoint(family, tmp_path / str(i), **overrides) for i, (family, overrides) in enumerate(MODELS)
+        make_checkpoint(family, tmp_path / str(i), **overrides)
+        for i, (family, overrides) in enumerate(MODELS)
     ]
     (alone,) = run_ranks(1, folders, tmp_path)
     first, second = run_ranks(2, folders, tmp_path, 1, "summing")

@@ -55,9 +55,9 @@ def sum_rms_norm_kernel(
     GROUP: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Grid (rows,): as add_rms_norm_kernel, with the sum over ranks in place of x. `addresses`: int64 [RANKS],
-    of each rank's memory: int32 flags [ROWS, RANKS] in FLAG_BYTES, then parts [2, ROWS] of ROW_BYTES. `turns`:
-    int32 [ROWS], how often each row was summed."""
+    """Grid (rows,): as add_rms_norm_kernel, with the sum over ranks in place of x. `addresses`: int64
+    [RANKS], of each rank's memory: int32 flags [ROWS, RANKS] in FLAG_BYTES, then parts [2, ROWS] of
+    ROW_BYTES. `turns`: int32 [ROWS], how often each row was summed."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     is_there = at < SIZE
     await_inputs(EARLY)
@@ -79,7 +79,8 @@ def sum_rms_norm_kernel(
         total += tl.load(given, mask=is_there, other=0.0, cache_modifier=".cg").to(tl.float32)
     tl.store(turns + row, turn)
     residual_at = residual + row * residual_stride + at
-    total = total.to(x.dtype.element_ty).to(tl.float32) + tl.load(residual_at, mask=is_there, other=0.0).to(tl.float32)
+    total = total.to(x.dtype.element_ty).to(tl.float32)
+    total += tl.load(residual_at, mask=is_there, other=0.0).to(tl.float32)
     kept = total.to(residual.dtype.element_ty)
     tl.store(residual_at, kept, mask=is_there)
     total = kept.to(tl.float32)
