@@ -113,7 +113,8 @@ async def test_joint_threshold(kind: str, diffusion: Diffusion, tmp_path: Path) 
 async def test_kills_change_no_answer(tp_size: int, diffusion: Diffusion, tmp_path: Path) -> None:
     folder, _ = diffusion("sdar")
     config = settings_file(tmp_path, threshold=0.3)
-    params = [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.9, "seed": 3}, {"temperature": 1, "top_k": 7}]
+    random = {"temperature": 0.9, "top_p": 0.9, "seed": 3}
+    params = [{"temperature": 0}, random, {"temperature": 1, "top_k": 7}]
     options = OPTIONS | {"dllm_algorithm_config": config, "tensor_parallel_size": tp_size}
     async with Engine(model_path=str(folder), **options) as engine:
 

@@ -1,5 +1,5 @@
-"""Blocks of a diffusion model: whatever the schedule, preemptions and deaths, sequences get the same tokens; and
-which tokens the algorithms keep."""
+"""Blocks of a diffusion model: whatever the schedule, preemptions and deaths, sequences get the same tokens;
+and which tokens the algorithms keep."""
 
 from random import Random
 
