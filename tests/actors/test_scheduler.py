@@ -27,7 +27,8 @@ from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
-from tests.scheduling.oracle import VOCAB, OracleRank, generate
+from tests.scheduling.answers import VOCAB, generate
+from tests.scheduling.oracle import OracleRank
 
 pytestmark = pytest.mark.anyio
 
