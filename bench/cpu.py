@@ -104,31 +104,23 @@ def child(level: str, arguments: list[str]) -> dict[str, Any]:
     return result
 
 
-def run_peer(command: list[str]) -> str:
-    """What a peer's program prints, run in a folder of its own: some leave files where they run. Raises
-    CalledProcessError."""
+def run_peer(command: list[str], stderr: int | None = None) -> str:
+    """What a peer's program prints, on stderr too where that is subprocess.STDOUT. It runs in a folder of its
+    own, for some leave files where they run. Raises CalledProcessError."""
     with TemporaryDirectory() as scratch:
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=scratch)
+        done = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=scratch
+        )
     return done.stdout
 
 
-def help_of(program: str) -> str:
-    """What a program says of its options; some end with a status of failure when they are asked."""
-    done = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
-    return done.stdout + done.stderr
-
-
 def batched_steps(printed: str) -> dict[str, float]:
-    """Milliseconds of a step by the number of sequences, as llama-batched-bench prints them: lines of JSON
-    (llama.cpp), or rows between bars with names above them (ik_llama.cpp, which knows no other form). Raises
-    ValueError where there are neither."""
+    """Milliseconds of a step by the number of sequences, from the table that llama-batched-bench prints: rows
+    between bars with names above them. Raises ValueError where there is none."""
     found, names = {}, []
     for line in printed.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if line.startswith("{"):
-            row = json.loads(line)
-            found[str(row["pl"])] = round(1000 * row["t_tg"] / row["tg"], 2)
-        elif "T_TG s" in cells:
+        if "T_TG s" in cells:
             names = cells
         elif names and len(cells) == len(names) and cells[0].isdigit():
             named = dict(zip(names, cells, strict=True))
@@ -145,10 +137,8 @@ def llama_cpp(folder: Path, gguf: Path, batches: list[int]) -> dict[str, Any]:
     sizes = ",".join(map(str, batches))
     most = str(max(batches) * (CONTEXT + STEPS) + 64)
     command = [str(folder / "llama-batched-bench"), "-m", str(gguf), "-c", most, "-npp", str(CONTEXT)]
-    command += ["-ntg", str(STEPS), "-npl", sizes, "-t", threads, "-tb", threads, "--output-format", "jsonl"]
-    if "--output-format" not in help_of(command[0]):  # ik_llama.cpp prints a table, and knows no other form
-        command = command[:-2]
-    steps = batched_steps(run_peer(command))
+    command += ["-ntg", str(STEPS), "-npl", sizes, "-t", threads, "-tb", threads]
+    steps = batched_steps(run_peer(command, stderr=subprocess.STDOUT))  # ik_llama.cpp's table is there
     command = [str(folder / "llama-bench"), "-m", str(gguf), "-p", str(PREFILL), "-n", "0"]
     command += ["-t", threads, "-r", "2"]
     prompt = json.loads(run_peer([*command, "-o", "json"]))

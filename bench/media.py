@@ -5,20 +5,15 @@ encoding is cached, and gaps between the tokens of text streams while images are
     python -m bench.media cached    # a tiny Qwen2-VL on the CPU
     python -m bench.media streams   # the same files with the null device: loop and decoders alone
 
-`streams` measures in turns: nothing beside the streams, images of 3840 x 2160 as JPEG in requests, and as a
-control a process of the decoders' priority (nice 10) that keeps as many cores busy as the decoders may.
+`streams` measures in turns: nothing beside the streams, images of 3840 x 2160 as JPEG in requests, which a
+process of low priority sends one after the other, and as a control a process of the decoders' priority (nice
+10) that keeps one core busy, which is more than the decoders do.
 """
 
 import argparse
-import asyncio
-import io
 import json
-import subprocess
-import sys
 import tempfile
 import time
-from base64 import b64decode, b64encode
-from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,11 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 import uvloop
-from PIL import Image
 
 import runtime
-from bench.load import request_bytes
-from bench.loop_gaps import Stream, figures
+from bench.media_streams import picture, streams
 from bench.record import record
 from bench.serve import get, server
 from runtime.devices.cpu.device import open_device
@@ -43,8 +36,6 @@ from tests.devices.drive import start_rank
 from tests.models.make_media import PLACEHOLDER, make_qwen_vl, name_placeholder
 
 BATCH = 8
-STREAMS = 8
-IMAGES = 150  # that differ: more than are sent
 STEP_S = 0.005
 TOWER = QwenVlEncoder(
     placeholder_id=0,
@@ -110,13 +101,6 @@ def image_of(rng: np.random.Generator, id: int, side: int) -> MediaValues:
     )
 
 
-def picture(height: int, width: int, kind: str) -> str:
-    """A file of random pixels in base64."""
-    pixels = np.random.default_rng(height).integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
-    Image.fromarray(pixels).resize((width, height)).save(file := io.BytesIO(), kind, quality=90)
-    return b64encode(file.getvalue()).decode()
-
-
 def write_model(folder: Path) -> None:
     """A tiny Qwen2-VL with a chat template."""
     make_qwen_vl(folder, "2")
@@ -152,66 +136,6 @@ async def cached(args: argparse.Namespace) -> dict[str, Any]:
         return found
 
 
-async def streams(args: argparse.Namespace, port: int) -> dict[str, Any]:
-    """Gaps between the tokens of text streams in milliseconds, in turns: alone, beside images, beside a busy
-    process of low priority."""
-    requests = cycle([image_request(port, file) for file in different(picture(2160, 3840, "JPEG"), IMAGES)])
-    text = {"model": "x", "prompt": [9, 8, 7], "stream": True, "ignore_eos": True, "max_tokens": 400}
-    gaps: list[float] = []
-    loop = asyncio.get_running_loop()
-    asked = request_bytes(port, "/v1/completions", text)
-    open_streams = [
-        (await loop.create_connection(lambda: Stream(asked, gaps), "127.0.0.1", port))[0]
-        for _ in range(STREAMS)
-    ]
-    found: dict[str, list[float]] = {"alone": [], "images": [], "control": []}
-    answered = 0
-    for _ in range(args.turns):
-        for label, values in found.items():
-            gaps.clear()
-            begin = time.monotonic()
-            busy = [subprocess.Popen([sys.executable, "-c", BUSY])] if label == "control" else []
-            while time.monotonic() - begin < args.seconds:
-                if label == "images":
-                    answered += await answer(port, next(requests))
-                else:
-                    await asyncio.sleep(0.05)
-            for process in busy:
-                process.kill()
-                process.wait()
-            values += gaps
-    for one in open_streams:
-        one.close()
-    return {label: figures(values) for label, values in found.items()} | {"images_answered": answered}
-
-
-def different(image: str, count: int) -> list[str]:
-    """JPEG files of the same picture in base64, with a comment behind each: none was decoded before."""
-    data = b64decode(image)
-    return [b64encode(data + b"%04d" % number).decode() for number in range(count)]
-
-
-def image_request(port: int, image: str) -> bytes:
-    """A chat with an image."""
-    part = {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{image}"}}
-    message = {"role": "user", "content": [part, {"type": "text", "text": "what?"}]}
-    body = {"model": "x", "max_tokens": 1, "messages": [message]}
-    return request_bytes(port, "/v1/chat/completions", body)
-
-
-BUSY = "import os; os.nice(10)\nwhile True: sum(range(1000))"
-
-
-async def answer(port: int, request: bytes) -> int:
-    """One request on a connection of its own. -> 1"""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request)
-    line = await reader.readline()
-    assert b" 200 " in line, line
-    writer.close()
-    return 1
-
-
 def main() -> None:
     """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -231,9 +155,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             write_model(Path(name))
             options = ("--model-path", name, "--device", "null", "--served-model-name", "x")
-            with server(*options, "--null-step-s", str(STEP_S), "--log-level", "error") as (port, _, _):
+            with server(*options, "--null-step-s", str(STEP_S), "--log-level", "error") as (port, pid, _):
                 assert get(port, "/health")[0] == 200
-                results = uvloop.run(streams(args, port))
+                results = streams(port, pid, args.turns, args.seconds)
     print(json.dumps(results, indent=2))
     record(f"media_{args.what}", results)
 

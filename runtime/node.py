@@ -50,7 +50,7 @@ from runtime.nodes.handshake import OTHER_SECRET, ClientHandshake
 from runtime.nodes.identity import identity_of
 from runtime.nodes.link import Link
 from runtime.nodes.rendezvous import open_rendezvous
-from runtime.nodes.secret import read_secret
+from runtime.nodes.secret import NODES_SECRET
 from runtime.options.plan import Plan
 from runtime.settings import start_rank
 from runtime.shutdown import FORCE_S, SIGNALS, end_by_force
@@ -264,7 +264,7 @@ def run(plan: Plan) -> int:
 
 async def main(plan: Plan) -> int:
     """-> exit code. Raises StartError."""
-    secret = read_secret(plan.parallel.dist_secret_file)
+    secret = NODES_SECRET.read(plan.parallel.dist_secret_file)
     model = prepare_ranks(plan)
     try:
         async with anyio.create_task_group() as tasks:

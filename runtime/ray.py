@@ -22,7 +22,7 @@ from runtime import node
 from runtime.engine import EngineApp
 from runtime.errors import OptionsError, StartError, Unavailable, install_line
 from runtime.json_value import Fields
-from runtime.nodes.secret import VARIABLE
+from runtime.nodes.secret import NODES_SECRET
 from runtime.options.groups.http import MOST_CONNECTIONS
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
@@ -219,7 +219,7 @@ class RayNode:
 
     def run(self, options: dict[str, object], secret: str) -> int:
         """Serves node 0 until that has ended in order. -> 0. Raises StartError where node 0 refuses it."""
-        os.environ[VARIABLE] = secret
+        os.environ[NODES_SECRET.variable] = secret
         while code := node.run(plan_for(from_values(options))):
             continue  # node 0 did not come in time: it may be started again, on another machine
         return code
@@ -241,7 +241,7 @@ class RayNodes:
         host = get_node_ip_address()
         with socket.create_server((host, 0)) as probe:
             self.address = f"{host}:{probe.getsockname()[1]}"
-        secret = os.environ.setdefault(VARIABLE, secrets.token_hex(32))
+        secret = os.environ.setdefault(NODES_SECRET.variable, secrets.token_hex(32))
         group = get_current_placement_group()
         make = ray.remote(max_restarts=-1, max_task_retries=-1, **asked)(RayNode)
         self._actors = []

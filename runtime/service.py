@@ -190,11 +190,11 @@ class SoundControls(Protocol):
         ...
 
     async def align(
-        self, sound: Media, token_ids: list[int], num_given: int, facts: AlignmentFacts
+        self, sound: Media, token_ids: list[int], num_given: int, facts: AlignmentFacts, tenant: str
     ) -> np.ndarray:
         """How well each token of a transcription goes with each position of the sound, float32 [tokens,
-        positions]. `token_ids`: what the decoder is given, of which the first `num_given` are left out.
-        Raises InvalidRequest, Unavailable."""
+        positions]. `token_ids`: what the decoder is given, of which the first `num_given` are left out;
+        `tenant`: name of the one that asks. Raises InvalidRequest, Unavailable."""
         ...
 
 

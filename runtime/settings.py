@@ -15,6 +15,7 @@ from runtime import log
 from runtime.cache.kv import CacheConfig
 from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
+from runtime.diffusion_settings import diffusion
 from runtime.errors import OptionsError
 from runtime.grammar.backend import GrammarError
 from runtime.grammar.token_tree import read_token_tree
@@ -290,6 +291,7 @@ def scheduler_config(
         num_pages=num_pages,
         eos_ids=model.eos_ids,
         pools=model.pooling is not None,
+        diffusion=diffusion(plan, model),
         max_encoded_rows=None if model.media is None else model.media.num_kept,
         keeps_images_whole=sees_whole_images(model.media),
         lora_slots=lora_slots(plan),
@@ -377,14 +379,14 @@ def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
         max_logprobs=MAX_TOP_LOGPROBS if plan.api.max_logprobs == -1 else plan.api.max_logprobs,
         max_response_bytes=plan.http.max_response_bytes,
         media_kinds=frozenset() if model.media is None else model.media.kinds,
+        fills_blocks=model.diffusion is not None,
     )
 
 
 def routed_size(plan: Plan, model: ModelConfig) -> int:
     """Routed experts of a token in all layers; 0: they are not reported."""
-    if not plan.api.enable_return_routed_experts or model.moe is None:
-        return 0
-    return len(model.moe.layers) * model.moe.routing.top_k
+    moe = model.moe if plan.api.enable_return_routed_experts else None
+    return 0 if moe is None else len(moe.layers) * moe.routing.top_k
 
 
 def processor_names(plan: Plan) -> tuple[str, ...]:

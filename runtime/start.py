@@ -18,6 +18,7 @@ from runtime.actors.events import require_zmq
 from runtime.admin import warmup
 from runtime.devices.cpu.kernels.choice import usable_levels
 from runtime.devices.numa import cores_of
+from runtime.diffusion_settings import diffusion
 from runtime.errors import OptionsError, StartError, install_line
 from runtime.messages.memory import offloaded_layers
 from runtime.models.config.checksums import read_list
@@ -27,7 +28,7 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import class_path
 from runtime.models.config.weight_files import check_weight_files
 from runtime.nodes.addresses import parse_address
-from runtime.nodes.secret import read_secret
+from runtime.nodes.secret import NODES_SECRET
 from runtime.options.facts import GRAMMAR_PACKAGES
 from runtime.options.plan import Plan
 from runtime.pdmux_settings import multiplexing
@@ -39,7 +40,7 @@ from runtime.storage.buffers import PACKAGES, missing
 from runtime.storage.settings import backend_settings
 from runtime.text.open_media import open_transcription
 from runtime.transfer.engines import check_backend
-from runtime.transfer.key import read_key
+from runtime.transfer.key import SERVERS_KEY
 from runtime.transfer.open_encoders import check_encoders
 from runtime.weight_settings import cache_scales
 
@@ -87,6 +88,7 @@ def prepare_ranks(plan: Plan) -> ModelConfig:
     cache_scales(plan, model)
     places_at_start(plan.experts, model.moe, plan.parallel.nodes_of_stage)
     multiplexing(plan)
+    diffusion(plan, model)
     check_offload(plan, model)
     check_host_tier(plan, model)
     check_machine(plan)
@@ -101,9 +103,9 @@ def check_nodes(plan: Plan) -> None:
     """Several nodes have an address, and a secret. Raises StartError."""
     if plan.parallel.nnodes > 1:
         parse_address(plan.parallel.dist_init_addr or "")
-        read_secret(plan.parallel.dist_secret_file)
+        NODES_SECRET.read(plan.parallel.dist_secret_file)
     if plan.disaggregation.disaggregation_mode != "null":
-        read_key(plan.disaggregation.disaggregation_key_file)
+        SERVERS_KEY.read(plan.disaggregation.disaggregation_key_file)
         check_backend(
             plan.disaggregation.disaggregation_transfer_backend, plan.disaggregation.disaggregation_ib_device
         )

@@ -24,7 +24,7 @@ from runtime.nodes.addresses import Address, parse_address
 from runtime.nodes.handshake import ServerHandshake
 from runtime.nodes.identity import differences, identity_of
 from runtime.nodes.link import Link
-from runtime.nodes.secret import read_secret
+from runtime.nodes.secret import NODES_SECRET
 from runtime.options.plan import Plan
 
 MAX_STRANGERS = 16  # connections that have not proved the secret; the oldest is cut for the next
@@ -181,7 +181,7 @@ def open_nodes(plan: Plan) -> Nodes | None:
         raise StartError("only node 0 takes requests; start the other nodes with `runtime serve`")
     return Nodes(
         parse_address(parallel.dist_init_addr or ""),
-        read_secret(parallel.dist_secret_file),
+        NODES_SECRET.read(parallel.dist_secret_file),
         [parallel.replica_nodes(replica) for replica in range(parallel.num_replicas)],
         parallel.node_timeout_s,
         plan.model.model_path,

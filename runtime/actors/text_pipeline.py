@@ -7,6 +7,7 @@ process.
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import anyio
 
@@ -17,6 +18,7 @@ from runtime.actors.detokenizer import DetokenizerActor
 from runtime.actors.grammars import Grammars
 from runtime.actors.open_requests import OpenRequests
 from runtime.actors.tokenizer import Progress, TokenizerActor
+from runtime.cache.namespace import namespace
 from runtime.errors import InvalidRequest
 from runtime.freed_memory import return_freed_memory
 from runtime.gil import giving_way
@@ -28,13 +30,23 @@ from runtime.messages.requests import GenerateRequest, Prompt
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import Abort, Arrive, Stopped, ToDetokenizer
 from runtime.models.config.model_config import ModelConfig
+from runtime.models.config.patch_image_config import pixel_ranges
 from runtime.options.plan import Plan
+from runtime.preparation.preparer import Preparer
 from runtime.service import TokenizerInfo
 from runtime.settings import TextSetup, grammar_setup, random_seeds
-from runtime.text.media_prompts import MediaPrompts, Prepared
+from runtime.text.media_prompts import MediaProcessor, MediaPrompts, Prepared
 from runtime.text.prepared_files import MAX_BYTES
 from runtime.text.transformers_processor import TransformersProcessor
 from runtime.transfer.open_encoders import open_encoders
+
+
+def _processor(plan: Plan, model: ModelConfig, text: TextSetup) -> MediaProcessor | None:
+    """What prepares files: in processes of their own. None: the model takes text alone."""
+    if text.media is None or model.media is None or isinstance(text.media, TransformersProcessor):
+        return text.media
+    pixels, folder = pixel_ranges(plan.multimodal.mm_process_config), Path(plan.model.model_path)
+    return Preparer(text.media, folder, model.media, text.vocabulary, pixels, environment(1))
 
 
 class TextPipeline:
@@ -61,22 +73,23 @@ class TextPipeline:
         each request."""
         setup = grammar_setup(plan, model)
         self._grammars = None if setup is None else Grammars(setup, plan.api.grammar_timeout, prepare_grammar)
+        self._weight_version, self._isolates_tenants = weight_version, plan.memory.isolate_tenants
         self._encoders = encoders = open_encoders(plan, model)  # on other servers
         self._requests = requests
         self._step_tokens = step_tokens
         self._vocabulary = text.vocabulary
         self._templates = text.templates
-        self._processor = text.media
+        self._processor = processor = _processor(plan, model, text)
         self._loader = (
             None
-            if text.media is None
-            else MediaLoader(media_settings(plan, text.media.sounds), environment(1))
+            if processor is None
+            else MediaLoader(media_settings(plan, processor.sounds), environment(1))
         )
         self.media = (
             None
-            if text.media is None or self._loader is None
+            if processor is None or self._loader is None
             else MediaPrompts(
-                text.media,
+                processor,
                 self._loader,
                 pools=model.dual is not None,
                 kept_bytes=min(MAX_BYTES, self._loader.spare_bytes),
@@ -115,7 +128,7 @@ class TextPipeline:
                     await self._loader.aclose()
             if self._encoders is not None:
                 self._encoders.close()
-            if isinstance(self._processor, TransformersProcessor):
+            if isinstance(self._processor, TransformersProcessor | Preparer):
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(self._processor.close)
 
@@ -150,6 +163,12 @@ class TextPipeline:
         """Files as the encoder takes them; `media` is empty then. Raises RequestError."""
         assert self.media is not None, "files that were loaded"
         return await anyio.to_thread.run_sync(giving_way, partial(self.media.prepare, media))
+
+    def namespace_of(self, tenant: str) -> str:
+        """Where the prefix cache and encodings of this tenant's plain requests are."""
+        return namespace(
+            weight_version=self._weight_version(), tenant=tenant if self._isolates_tenants else ""
+        )
 
     async def load(self, sources: Sequence[MediaSource]) -> list[Media]:
         """Files as the model takes them. Raises RequestError."""

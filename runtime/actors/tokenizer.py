@@ -132,6 +132,7 @@ class TokenizerActor:
         self._constraints = Constraints(vocabulary, eos_ids, tree)
         self._tasks: TaskGroup | None = None
         self._threads = anyio.CapacityLimiter(THREADS)
+        self._file_threads = anyio.CapacityLimiter(THREADS)  # that wait while files are prepared elsewhere
         self._log = log.get("tokenizer")
 
     async def run(self) -> None:
@@ -178,7 +179,8 @@ class TokenizerActor:
         media = await load_media(prompts, request)
         if self._progress is not None:
             self._progress.loaded(request.id, media)
-        return await self._in_thread(self._try, request, seed, (), media, keys)
+        given, limiter = (request, seed, (), media, keys), self._file_threads
+        return await run_sync(giving_way, self._try, *given, limiter=limiter, abandon_on_cancel=True)
 
     def _try_known(
         self, prompts: MediaPrompts, request: GenerateRequest, seed: int

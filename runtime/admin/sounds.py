@@ -6,6 +6,8 @@ from runtime.actors.replicas import Replicas
 from runtime.actors.text_pipeline import TextPipeline
 from runtime.messages.media import AlignmentFacts, AlignSound, Media, MediaValues
 
+NOT_KEPT = -1  # names no encoding
+
 
 class Sounds:
     """The SoundControls protocol (service.py)."""
@@ -15,13 +17,14 @@ class Sounds:
         self.load = text.load
 
     async def align(
-        self, sound: Media, token_ids: list[int], num_given: int, facts: AlignmentFacts
+        self, sound: Media, token_ids: list[int], num_given: int, facts: AlignmentFacts, tenant: str
     ) -> np.ndarray:
-        """See SoundControls.align. The sound is prepared and encoded once more."""
+        """See SoundControls.align. The sound is prepared once more, and encoded where the ranks have dropped
+        what they made of it for the transcription."""
         num_positions = facts.num_positions(len(sound.values))
         (prepared,) = await self._text.prepare([sound])
         media = MediaValues(
-            id=0,
+            id=NOT_KEPT,
             values=prepared.values.ravel(),
             shape=prepared.values.shape,
             grid=prepared.grid,
@@ -36,4 +39,4 @@ class Sounds:
             heads=list(facts.heads),
             filter_width=facts.filter_width,
         )
-        return await self._replicas.encode(command)
+        return await self._replicas.align(command, self._text.namespace_of(tenant), prepared.digest)

@@ -17,7 +17,8 @@ from runtime.cache.pages import PagePool
 from runtime.cache.prefix import DEVICE, HOST
 from runtime.cache.sequence import Sequence
 
-PORTION = 500  # nodes, about a millisecond
+PORTION = 250  # nodes, about half a millisecond
+IDS = 8192  # free pages, and pages whose owners are compared, in the same time
 MAX_MESSAGES = 10
 
 
@@ -43,14 +44,18 @@ class Findings(Struct):
 def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None, None, Findings]:
     """Audits the cache; `sequences` are all that hold pages. Yields after each portion."""
     tree = cache.tree
-    result = Findings(set(), set(), cache.host.reserved | {node.host for node in tree.orphans}, [])
+    busy = cache.host.reserved | {node.host for node in tree.orphans}
+    result = Findings(set(), set(), busy, [])
+    pages, hosts = Owners(cache.pool), Owners(tree.hosts)
+    groups = [(group, Owners(group.pool)) for group in tree.groups]
+    for owners in (pages, hosts, *[owners for _, owners in groups]):
+        yield from owners.add_free()
     sequences = list(sequences)
-    pages, hosts, locks = _held(cache, sequences)
-    groups = [(group, Counter(group.pool.free)) for group in tree.groups]
+    locks = _held(cache, sequences, pages, hosts)
     for group, owners in groups:
-        owners.update(entry for sequence in sequences for entry in _own(group, sequence))
+        owners.add([entry for sequence in sequences for entry in _own(group, sequence)])
         if group is cache.host.states:
-            owners.update(cache.host.states.places.outside)
+            owners.add(cache.host.states.places.outside)
     num_pages = num_evictable = seen = 0
     stack = list(tree.roots.values())
     while stack:
@@ -60,14 +65,14 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
         if problem := _wrong(node, children, locks[node]):
             result.add(f"a node {node.depth} pages deep {problem}")
         if node.page:
-            pages[node.page] += 1
+            pages.add([node.page])
             num_pages += 1
             num_evictable += not node.locks
         for group, owners in groups:
             if entry := getattr(node, group.field):
-                owners[entry] += 1
+                owners.add([entry])
         if node.host:
-            hosts[node.host] += 1
+            hosts.add([node.host])
             if node.pins:
                 result.busy.add(node.host)
         seen += 1
@@ -78,13 +83,11 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
             f"the tree counts {tree.num_pages} pages, {tree.num_evictable} of them evictable; it has "
             f"{num_pages} and {num_evictable}"
         )
-    _compare("page", pages, cache.pool, result.pages, result)
-    _compare("host page", hosts, tree.hosts, result.hosts, result)
-    for (
-        group,
-        owners,
-    ) in groups:  # a quarantine replaces groups, so it does not matter which entries are wrong
-        _compare(group.kind, owners, group.pool, set(), result)
+    yield from pages.compare("page", result.pages, result)
+    yield from hosts.compare("host page", result.hosts, result)
+    for group, owners in groups:
+        # a quarantine replaces groups, so it does not matter which entries are wrong
+        yield from owners.compare(group.kind, set(), result)
     return result
 
 
@@ -99,22 +102,59 @@ def findings(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Findings:
             return result
 
 
-def _held(cache: KVCache, sequences: Iterable[Sequence]) -> tuple[Counter[int], Counter[int], Counter[Node]]:
-    """Owners of pages and of host pages outside the tree, and the number of locks that each node should
-    have."""
-    pages, locks = Counter(cache.pool.free), Counter[Node]()
+class Owners:
+    """How many owners each page of a pool has. To be free counts as one."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._counts = bytearray(pool.size)  # by page; 255 stands for more, too
+        self._others = Counter[int]()  # pages that no pool of this size has
+
+    def add(self, pages: Iterable[int]) -> None:
+        """Counts an owner of each page."""
+        counts = self._counts
+        for page in pages:
+            if not 0 < page < len(counts):
+                self._others[page] += 1
+            elif counts[page] < 255:
+                counts[page] += 1
+
+    def add_free(self) -> Generator[None, None, None]:
+        """Counts the free pages. Yields after each IDS of them."""
+        free = list(self._pool.free)
+        for at in range(0, len(free), IDS):
+            self.add(free[at : at + IDS])
+            yield
+
+    def compare(self, kind: str, wrong: set[int], result: Findings) -> Generator[None, None, None]:
+        """Adds the pages without an owner or with several to `wrong`, and messages to `result`. Yields after
+        each IDS pages."""
+        broken, counts = self._pool.broken, self._counts
+        for at in range(1, len(counts), IDS):
+            part = counts[at : at + IDS]
+            if broken or part.count(1) < len(part):
+                wrong.update(page for page, count in enumerate(part, at) if count != (page not in broken))
+            yield
+        wrong.update(self._others)
+        for page in sorted(wrong)[:MAX_MESSAGES]:
+            count = self._others[page] or counts[page]
+            result.add(f"{kind} {page} has {count} owners")
+
+
+def _held(cache: KVCache, sequences: Iterable[Sequence], pages: Owners, hosts: Owners) -> Counter[Node]:
+    """Counts owners of pages and of host pages outside the tree. -> the number of locks that each node should
+    have"""
+    locks = Counter[Node]()
     for sequence in sequences:
         node = sequence.node
         if node is not None:
-            pages.update(sequence.pages[node.depth :])
+            pages.add(sequence.pages[node.depth :])
             while node is not None:
                 locks[node] += 1
                 node = node.parent
-    tree = cache.tree
-    hosts = (
-        Counter(tree.hosts.free) + Counter(node.host for node in tree.orphans) + Counter(cache.host.reserved)
-    )
-    return pages, hosts, locks
+    hosts.add([node.host for node in cache.tree.orphans])
+    hosts.add(cache.host.reserved)
+    return locks
 
 
 def _own(group: NodeEntries, sequence: Sequence) -> list[int]:
@@ -141,11 +181,3 @@ def _wrong(node: Node, children: list[Node], locks: int) -> str:
     ):
         return "could be evicted, but is not in the queue"
     return ""
-
-
-def _compare(kind: str, owners: Counter[int], pool: PagePool, wrong: set[int], result: Findings) -> None:
-    if len(owners) == sum(owners.values()) == pool.num_pages and owners.keys() <= set(pool.usable):
-        return
-    wrong |= {page for page in pool.usable if owners[page] != 1} | (owners.keys() - set(pool.usable))
-    for page in sorted(wrong)[:MAX_MESSAGES]:
-        result.add(f"{kind} {page} has {owners[page]} owners")

@@ -32,11 +32,6 @@ class PagePool:
         """Ids of the free pages."""
         return self._free
 
-    @property
-    def usable(self) -> Collection[int]:
-        """Ids of all pages that are not broken, free or not."""
-        return set(range(1, self.size)) - self.broken
-
     def allocate(self, count: int) -> list[int]:
         """`count` pages; the caller has checked `num_free`."""
         assert count <= len(self._free), "allocate() without checking num_free"

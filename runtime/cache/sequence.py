@@ -7,6 +7,7 @@ from runtime.cache.media_keys import cache_ids
 from runtime.messages.requests import NO_SOURCES, Request
 
 if TYPE_CHECKING:
+    from runtime.cache.block import Block
     from runtime.cache.node import Node
     from runtime.cache.states import SequenceState
     from runtime.cache.window import WindowSpan
@@ -56,9 +57,19 @@ class Sequence:
         "sampled_at",
         "num_encoded",
         "encode_s",
+        "block_size",
+        "block",
     )
 
-    def __init__(self, id: int, request: Request, index: int, max_len: int, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        id: int,
+        request: Request,
+        index: int,
+        max_len: int,
+        stop_ids: frozenset[int],
+        block_size: int = 1,
+    ) -> None:
         self.id = id
         self.request = request
         self.index = index
@@ -87,6 +98,8 @@ class Sequence:
         self.num_encoded = 0  # encodings that were made for it
         self.encode_s = 0.0  # seconds of the encoder on these
         self.is_finished = False
+        self.block_size = block_size  # tokens that a diffusion model fills in together; 1: another model
+        self.block: Block | None = None  # the one behind `extend_len`; None: not begun
         # the lower, the sooner it is taken and the later it gives way: from the priority, or from ageing
         self.level = 0
         self.match: Node | None = (
@@ -104,6 +117,12 @@ class Sequence:
             return self.tokens[start:stop]
         prompt = array("i", self.request.prompt_ids[start : min(stop, self.prompt_len)])
         return prompt + self.tokens[self.prompt_len : stop]
+
+    @property
+    def extend_len(self) -> int:
+        """Known tokens whose keys and values are final once they are computed: those of whole blocks."""
+        known = len(self.tokens)
+        return known - known % self.block_size
 
     @property
     def is_decoding(self) -> bool:

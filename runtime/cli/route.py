@@ -68,7 +68,7 @@ def _workers(parsed: argparse.Namespace, settings: RouteSettings) -> "Workers":
 
 def _pairs(parsed: argparse.Namespace, settings: RouteSettings) -> "Pairs":
     from runtime.routing.pairs import Pairs, PairSettings
-    from runtime.transfer.key import read_key
+    from runtime.transfer.key import SERVERS_KEY
 
     if parsed.worker_urls:
         raise StartError("--worker-urls goes without --pd-disaggregation; give --prefill and --decode")
@@ -79,7 +79,7 @@ def _pairs(parsed: argparse.Namespace, settings: RouteSettings) -> "Pairs":
         for policy in (parsed.prefill_policy, parsed.decode_policy)
     )
     own = PairSettings(
-        key=read_key(parsed.disaggregation_key_file), local_prompt_bytes=parsed.local_prompt_bytes
+        key=SERVERS_KEY.read(parsed.disaggregation_key_file), local_prompt_bytes=parsed.local_prompt_bytes
     )
     pairs = Pairs(prefill, decode, own)
     try:

@@ -24,7 +24,10 @@ class Backend(Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...] = ()  # dtypes that it computes in; (): all of the device
     head_dims: tuple[int, ...] = ()  # supported head sizes; (): all up to 256
     has_kv_dtypes: bool = True  # False: keys and values must have the dtype of queries
+    has_caps: bool = True  # caps scores (Gemma 2)
     has_biases: bool = False  # adds biases by distance to scores (ALiBi)
+    latent_dims: tuple[int, int] | None = None  # latent and rotary numbers of a token (MLA); None: any
+    joins_latents: bool = False  # reads a token's latent and rotary part as one row of a page
 
 
 BACKENDS = {
@@ -32,7 +35,7 @@ BACKENDS = {
     "triton": Backend(devices=("cuda",), package="triton", is_latent=None, has_biases=True),
     "ascend": Backend(devices=("npu",), package="torch_npu", page_sizes=(128, 256, 384, 512)),
     "flex_attention": Backend(devices=("cuda",), has_graphs=False),
-    "cudnn": Backend(devices=("cuda",), phases=("prefill",), has_biases=True),
+    "cudnn": Backend(devices=("cuda",), phases=("prefill",), is_latent=None, has_biases=True),
     "flashinfer": Backend(
         devices=("cuda",), package="flashinfer-python", read="0.7.2", dtypes=HALVES, head_dims=(64, 128, 256)
     ),
@@ -55,11 +58,16 @@ BACKENDS = {
     ),
     "flashmla": Backend(
         devices=("cuda",),
-        package="sgl-kernel",
+        package="flash_mla",
+        read="1.0.0, commit 9241ae3",
+        dtypes=HALVES,
         page_sizes=(64,),
         is_latent=True,
+        latent_dims=(512, 64),
+        joins_latents=True,
         majors=(9,),
-        has_adapter=False,
+        install="FlashMLA: git clone --recursive deepseek-ai/FlashMLA, and pip install . in it",
+        has_kv_dtypes=False,
     ),
     "cutlass_mla": Backend(
         devices=("cuda",),
@@ -73,17 +81,26 @@ BACKENDS = {
     "trtllm_mha": Backend(
         devices=("cuda",),
         package="flashinfer-python",
+        read="0.7.2",
+        dtypes=HALVES,
         page_sizes=(16, 32, 64),
+        head_dims=(64, 128),
         majors=(10,),
-        has_adapter=False,
+        has_kv_dtypes=False,
+        has_caps=False,
     ),
     "trtllm_mla": Backend(
         devices=("cuda",),
+        phases=("decode",),
         package="flashinfer-python",
+        read="0.7.2",
+        dtypes=("bfloat16",),
         page_sizes=(32, 64),
         is_latent=True,
+        latent_dims=(512, 64),
+        joins_latents=True,
         majors=(10,),
-        has_adapter=False,
+        has_kv_dtypes=False,
     ),
 }
 
@@ -114,13 +131,25 @@ def offered(device: DeviceFacts) -> tuple[str, ...]:
 
 
 def why_unsuited(
-    name: str, page_size: int, dtype: str, kv_dtype: str, head_dim: int | None, *, is_biased: bool = False
+    name: str,
+    page_size: int,
+    dtype: str,
+    kv_dtype: str,
+    head_dim: int | None,
+    *,
+    is_biased: bool = False,
+    is_capped: bool = False,
+    latent_dims: tuple[int, int] | None = None,
 ) -> str | None:
     """Why a backend of the device cannot compute a model with such pages, as the end of a sentence; None: it
-    can. `head_dim` None: latent attention; `is_biased`: the model adds biases by distance to its scores."""
+    can. `head_dim` None: latent attention, of `latent_dims` latent and rotary numbers; `is_biased` and
+    `is_capped`: the model adds biases by distance to its scores, or caps them."""
     backend = BACKENDS[name]
     if backend.is_latent is not None and backend.is_latent != (head_dim is None):
         return "is for latent attention (MLA) alone" if backend.is_latent else "has no latent attention (MLA)"
+    if backend.latent_dims and latent_dims not in (None, backend.latent_dims):
+        known, found = (" and ".join(map(str, dims)) for dims in (backend.latent_dims, latent_dims or ()))
+        return f"takes latents and rotary parts of {known} numbers, and the model's have {found}"
     if backend.page_sizes and page_size not in backend.page_sizes:
         return f"takes pages of {', '.join(map(str, backend.page_sizes))} tokens, not --page-size {page_size}"
     if backend.dtypes and dtype not in (*backend.dtypes, "auto"):
@@ -131,4 +160,6 @@ def why_unsuited(
         return f"takes heads of {', '.join(map(str, backend.head_dims))}, and the model's have {head_dim}"
     if is_biased and not backend.has_biases:
         return "adds no biases of distance to scores (alibi)"
+    if is_capped and not backend.has_caps:
+        return "caps no scores (attn_logit_softcapping)"
     return None

@@ -316,6 +316,7 @@ class Device:
     streams: Streams | None = None  # None: a call has been computed when it returns
     partitions: Partitions | None = None  # for decodes and prompts of one step; None: all do the same work
     mla_prologs: MlaPrologs | None = None  # None: plain Ops
+    joins_latents: bool = False  # a token's latent and rotary part are one row of a page (MLA)
     sparse_latents: SparseLatentOps | None = None  # None: torch, with DeviceFacts.gathers_rows
     programs: ForwardPrograms | None = None  # None: layers are computed one by one
     compiler: KernelCompiler | None = None  # None: no kernel is compiled at its first launch

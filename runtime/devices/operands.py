@@ -81,6 +81,15 @@ class DecodeRows(NamedTuple):
     attention: "AttentionPlan | None" = None
 
 
+class NormInputs(NamedTuple):
+    """What FusedOps.add_rms_norm is given."""
+
+    x: "Tensor"  # [T, D]
+    residual: "Tensor"  # [T, D]
+    weight: "Tensor"  # [D]
+    eps: float
+
+
 # weights in MXFP4 (layers/quantization/mxfp4.py): codes uint8 [E, out, in / 2], and exponents uint8 [E, out,
 # in / 32]
 CodedStack = tuple["Tensor", "Tensor"]
@@ -111,7 +120,11 @@ class ClampedExperts(Protocol):
 
 
 class FusedOps(Protocol):
-    """Functions that a device may compute in one kernel where others use several Ops."""
+    """Functions that a device may compute in one kernel where others use several Ops. `sums_ranks`: whether
+    `add_rms_norm_of_ranks` may give a result."""
+
+    @property
+    def sums_ranks(self) -> bool: ...
 
     def prepare_heads(
         self,
@@ -143,6 +156,11 @@ class FusedOps(Protocol):
         the device may prepare it; None: it is not known."""
         ...
 
+    def add_rms_norm_of_ranks(self, inputs: NormInputs, feeds: object) -> "tuple[Tensor, Tensor] | None":
+        """`add_rms_norm` with the sum over all ranks of one stage in place of x, of which each has a part;
+        None, on all of them: they sum it first."""
+        ...
+
     def act_and_mul(self, x: "Tensor", kind: "Gate", feeds: object) -> "Tensor":
         """As Ops.act_and_mul of x [T, 2 * D]; `feeds`: as of `add_rms_norm`."""
         ...
@@ -162,6 +180,20 @@ class FusedOps(Protocol):
     def gated_product(self, x: "Tensor", packed: object, kind: "Gate") -> "Tensor | None":
         """act_and_mul of the product of x [N, ins] with a packed weight that has no bias and no adapters;
         None: the device computes the two one after the other."""
+        ...
+
+    def gated_product_of_norm(
+        self, inputs: NormInputs, packed: object, kind: "Gate"
+    ) -> "tuple[Tensor, Tensor] | None":
+        """(gated_product of the norm that add_rms_norm makes of `inputs`, x + residual), with the residual
+        as it was; None: the device computes the two one after the other."""
+        ...
+
+    def router_logits_of_norm(
+        self, inputs: NormInputs, packed: "Tensor"
+    ) -> "tuple[Tensor, Tensor, Tensor] | None":
+        """(router_logits of the norm that add_rms_norm makes of `inputs`, x + residual, the norm), with the
+        residual as it was; None: as of `gated_product_of_norm`."""
         ...
 
     def pack_router(self, weight: "Tensor") -> "Tensor":
@@ -191,15 +223,27 @@ class FusedOps(Protocol):
         ...
 
 
+class TokenMasks(NamedTuple):
+    """The tokens that may be chosen in some rows of logits [N, V]."""
+
+    rows: "Tensor"  # int64 [M], distinct
+    bits: "Tensor"  # int32 [M, ceil(V / 32)]: token i is bit i % 32 of word i / 32
+
+
 class LogitsOps(Protocol):
     """From rows of logits to tokens and log probabilities. Where `needs_finite` is False logits may be
-    anything, and count as what `clean` (layers/sampling/sampler.py) makes of them; else they are finite."""
+    anything, and count as what `clean` (layers/sampling/sampler.py) makes of them; else they are finite.
+    `takes_masks`: `choose` reads masks itself; it may overwrite logits that they ban."""
 
     needs_finite: bool
+    takes_masks: bool
 
-    def choose(self, logits: "Tensor", inputs: "SamplingInputs | None") -> "Tensor":
+    def choose(
+        self, logits: "Tensor", inputs: "SamplingInputs | None", masks: TokenMasks | None = None
+    ) -> "Tensor":
         """A token id, int64 [N], for each row of float32 logits [N, V]. `inputs` None: the first of the
-        largest logits."""
+        largest logits. `masks`, where they are taken: the tokens are those that Ops.mask before would
+        give."""
         ...
 
     def logprobs(self, logits: "Tensor", targets: "Tensor", width: int) -> "tuple[Tensor, Tensor, Tensor]":

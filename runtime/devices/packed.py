@@ -46,6 +46,10 @@ class KeptMismatch(Exception):
 class KeptWeights(Protocol):
     """What a device packed of weights, kept on disk from one start to the next."""
 
+    def keeps(self, num_bytes: int) -> bool:
+        """Whether weights of a checkpoint of so many bytes may be kept: few are packed as fast as found."""
+        ...
+
     def open(self, key: str, *, writes: bool) -> frozenset[str]:
         """The weights that are loaded next are those of `key`. -> names of the weights that need not be
         loaded, because all that is made of them is kept. `writes`: what is packed will be kept for the next

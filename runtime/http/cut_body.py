@@ -9,7 +9,7 @@ decoded as it came.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -101,6 +101,17 @@ def put_back(
     requests: Sequence[GenerateRequest], texts: Mapping[str, memoryview]
 ) -> list[GenerateRequest] | None:
     """The requests with the files that marks stand for; None: some marks are not files of theirs."""
+    files = put_back_files([file for one in requests for file in one.media], texts)
+    if files is None:
+        return None
+    rest = iter(files)
+    return [structs.replace(one, media=tuple([next(rest) for _ in one.media])) for one in requests]
+
+
+def put_back_files(
+    sources: Sequence[MediaSource], texts: Mapping[str, memoryview]
+) -> list[MediaSource] | None:
+    """The files that marks stand for, among others; None: some marks are none of these."""
     used: set[str] = set()
 
     def source(one: MediaSource) -> MediaSource:
@@ -111,8 +122,17 @@ def put_back(
         used.add(mark)
         return structs.replace(one, url=head + comma, base64="", encoded=texts[mark])
 
-    found = [structs.replace(one, media=tuple([source(file) for file in one.media])) for one in requests]
+    found = [source(one) for one in sources]
     return found if len(used) == len(texts) else None
+
+
+def with_texts(data: bytes, texts: Mapping[str, memoryview]) -> bytes:
+    """JSON with the texts in place of their marks."""
+    pieces: list[bytes | memoryview] = []
+    for mark, text in sorted(texts.items(), key=lambda one: data.find(one[0].encode())):
+        before, _, data = data.partition(mark.encode())
+        pieces += [before, text]
+    return b"".join([*pieces, data]) if pieces else data
 
 
 def attempt(body: CutBody, take: Callable[[bytes], T], keep: Callable[[T], bool]) -> T:
@@ -127,3 +147,18 @@ def attempt(body: CutBody, take: Callable[[bytes], T], keep: Callable[[T], bool]
             if keep(taken):
                 return taken
     return take(body.whole)
+
+
+async def attempt_later(
+    body: CutBody, take: Callable[[bytes], Awaitable[T]], keep: Callable[[T], bool]
+) -> T:
+    """See `attempt`, for a `take` that waits."""
+    if body.texts:
+        try:
+            taken = await take(body.content)
+        except RequestError:
+            pass
+        else:
+            if keep(taken):
+                return taken
+    return await take(body.whole)

@@ -28,9 +28,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, RequestError, TooLarge
 from runtime.http.body_budget import LEASE, BodyBudget, BodyLease
+from runtime.http.cut_body import CutBody, attempt, uncut
 from runtime.http.errors import decode, error_body
 from runtime.http.fields.headers import RequestHeaders, read_headers
-from runtime.http.json_weight import check_weight
+from runtime.http.json_weight import joined_body
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import MAX_SEND_S, Answer
 from runtime.http.streaming.sse import encode
@@ -153,8 +154,11 @@ class Socket:
                 raise TooLarge(
                     f"the message has {len(data)} bytes; this server takes {self.settings.max_body_bytes}"
                 )
-            await check_weight(data, self.settings.max_body_bytes)
-            message = decode(data, _message_decoder)
+            body = await joined_body([data], self.settings.max_body_bytes)
+            data, message = attempt(
+                body, read_message, lambda read: not {read[1].id, read[1].path} & body.texts.keys()
+            )
+            body = body if data is body.content else uncut(data)
             if message.abort:
                 if (scope := self.open.get(message.id)) is not None:
                     scope.cancel()
@@ -172,16 +176,16 @@ class Socket:
             return
         self.open[message.id] = scope = anyio.CancelScope()
         self.num_serving += 1
-        tasks.start_soon(self._serve, message, scope)
+        tasks.start_soon(self._serve, message, body, scope)
 
-    async def _serve(self, message: ClientMessage, scope: anyio.CancelScope) -> None:
-        id, path, body = message.id, message.path or "", bytes(message.body) or b"{}"
+    async def _serve(self, message: ClientMessage, body: CutBody, scope: anyio.CancelScope) -> None:
+        id, path = message.id, message.path or ""
         last: dict[str, object] = {"id": id, "done": True}
         lease = BodyLease(self.budget)
         try:
             with scope:
-                lease.add(len(body))
-                last = await self._answer(id, path, body)
+                lease.add(len(body.whole))
+                last = await self._answer(message, body)
         except RequestError as error:
             last = _refusal(id, error, path)
         except (WebSocketDisconnect, TimeoutError):
@@ -199,9 +203,19 @@ class Socket:
         if not self.num_serving:
             self.emptied.set()
 
-    async def _answer(self, id: str, path: str, body: bytes) -> dict[str, object]:
-        """Answers a request. -> the last message about it"""
-        answer = self.served[path](self.service, body)
+    async def _answer(self, message: ClientMessage, body: CutBody) -> dict[str, object]:
+        """Answers the request of a message, which was read from `body` without the files in it. -> the last
+        message about it"""
+        id, serve = message.id, self.served[message.path or ""]
+
+        def take(data: bytes) -> Answer | Response:
+            one = message if data is body.content else read_message(data)[1]
+            return serve(self.service, bytes(one.body) or b"{}")
+
+        def keep(taken: Answer | Response) -> bool:
+            return isinstance(taken, Answer) and taken.exchange.take_files(body.texts)
+
+        answer = attempt(body, take, keep)
         if not isinstance(answer, Answer):
             return {"id": id, "answer": msgspec.Raw(bytes(answer.body))}
         answer.exchange.apply_headers(self.headers)
@@ -230,6 +244,11 @@ class Socket:
             await self.emptied.wait()
         await self.websocket.close(GOING_AWAY)
         tasks.cancel_scope.cancel()
+
+
+def read_message(data: bytes) -> tuple[bytes, ClientMessage]:
+    """-> the data, and the message of a client in it. Raises InvalidRequest."""
+    return data, decode(data, _message_decoder)
 
 
 def _refusal(id: str, error: RequestError, path: str) -> dict[str, object]:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
 from runtime.devices.base import Device, Gate
+from runtime.devices.operands import NormInputs
 from runtime.layers.fused_ops import fused_ops_of
 from runtime.layers.linear import Linear, Reduction
 from runtime.layers.weight import Layer, channel_shard, replicated_shard
@@ -61,10 +62,28 @@ class FeedForward(Layer):
             reduction=reduction,
         )
 
+    def leave_sum(self) -> None:
+        """See Linear.leave_sum."""
+        self.down_proj.leave_sum()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the gate is applied to the first product as it is."""
+        first = self.gate_up_proj
+        return first.lora is None and first.bias is None and not self.limit
+
+    def of_norm(self, inputs: NormInputs) -> tuple[Tensor, Tensor] | None:
+        """(`forward` of the norm that add_rms_norm makes of `inputs`, x + residual), where the device has one
+        launch for the norm and the first product; None: it has none."""
+        if not self.is_plain:
+            return None
+        found = self.fused.gated_product_of_norm(inputs, self.gate_up_proj.packed, self.activation)
+        return None if found is None else (self.down_proj.forward(found[0]), found[1])
+
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
         first = self.gate_up_proj
-        if first.lora is None and first.bias is None and not self.limit:
+        if self.is_plain:
             gated = self.fused.gated_product(x, first.packed, self.activation)
             if gated is not None:
                 return self.down_proj.forward(gated)
@@ -88,6 +107,10 @@ class ScaledFeedForward(FeedForward):
     """FeedForward with factors on the gate, before its activation, and on the output (Falcon-H1)."""
 
     gate_scale = out_scale = 1.0
+
+    def of_norm(self, inputs: NormInputs) -> tuple[Tensor, Tensor] | None:
+        """None: factors are between the two."""
+        return None
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""

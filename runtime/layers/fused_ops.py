@@ -6,13 +6,15 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from runtime.devices.base import Device, Gate, Ops
-from runtime.devices.operands import DecodeRows, FusedOps, Seen, SlotParams, SlotTensors
+from runtime.devices.operands import DecodeRows, FusedOps, NormInputs, Seen, SlotParams, SlotTensors
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.sampling.sampler import uniform
 
 
 class UnfusedOps:
     """FusedOps on any device, as several operators."""
+
+    sums_ranks = False
 
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
@@ -45,6 +47,10 @@ class UnfusedOps:
         """See FusedOps.add_rms_norm."""
         return self.ops.add_rms_norm(x, residual, weight, eps)
 
+    def add_rms_norm_of_ranks(self, inputs: NormInputs, feeds: object) -> tuple[Tensor, Tensor] | None:
+        """None: the sum first."""
+        return None
+
     def act_and_mul(self, x: Tensor, kind: Gate, feeds: object) -> Tensor:
         """See FusedOps.act_and_mul."""
         return self.ops.act_and_mul(x, kind)
@@ -60,6 +66,18 @@ class UnfusedOps:
         return None
 
     def gated_product(self, x: Tensor, packed: object, kind: Gate) -> Tensor | None:
+        """None: one after the other."""
+        return None
+
+    def gated_product_of_norm(
+        self, inputs: NormInputs, packed: object, kind: Gate
+    ) -> tuple[Tensor, Tensor] | None:
+        """None: one after the other."""
+        return None
+
+    def router_logits_of_norm(
+        self, inputs: NormInputs, packed: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         """None: one after the other."""
         return None
 

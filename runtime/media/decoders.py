@@ -6,7 +6,6 @@ import mmap
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 
 import anyio
@@ -16,9 +15,10 @@ from anyio.to_thread import run_sync
 
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest
+from runtime.media import forks
 from runtime.media.decode_messages import MAX_MESSAGE_BYTES, DecodeRequest, DecodeResult
 from runtime.media.settings import DecodeLimits
-from runtime.messages.media import Media, MediaKind, MediaSource
+from runtime.messages.media import Media, MediaKind, MediaSource, SharedMemory
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE  # else a child that was taken over could change the array
 _decoder = msgspec.msgpack.Decoder(DecodeResult)
@@ -86,20 +86,10 @@ class Decoders:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
             with theirs:
-                self._process = await run_sync(_started, theirs.fileno(), self._environment)
+                self._process = await run_sync(
+                    forks.start, "runtime.media.decode_process", theirs.fileno(), self._environment
+                )
             self._socket = ours
-
-
-def _started(fd: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Ctrl-C is for the parent: the process has a group of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "runtime.media.decode_process", "--socket", str(fd)],
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=2,
-        pass_fds=[fd],
-        process_group=0,
-    )
 
 
 def _media(source: MediaSource, result: DecodeResult, fds: list[int]) -> Media:
@@ -114,6 +104,7 @@ def _media(source: MediaSource, result: DecodeResult, fds: list[int]) -> Media:
         values = _values(source.kind, result.shape, fds)
         if values is None or len(result.digest) != 32:
             raise InternalFault(f"{source.param}: the file's decoder failed", param=source.param)
+        memory = SharedMemory(os.dup(fds[0]), values)
     finally:
         for fd in fds:
             os.close(fd)
@@ -124,6 +115,7 @@ def _media(source: MediaSource, result: DecodeResult, fds: list[int]) -> Media:
         values=values,
         rate=result.rate,
         frame_times_s=result.frame_times_s,
+        memory=memory,
     )
 
 

@@ -3,6 +3,8 @@
 client ─ MediaSource ─► runtime/media (fetch, decode) ─ Media ─► tokenizer ─ MediaInput ─► scheduler ─► ranks
 """
 
+import os
+
 import numpy as np
 from msgspec import Struct
 
@@ -54,6 +56,18 @@ class MediaSource(Struct, frozen=True, kw_only=True):
     has_sound: bool = False  # VIDEO: its sound is wanted, too
 
 
+class SharedMemory:
+    """A descriptor of the memory that an array lies in, which other processes may be given. It is open as
+    long as this lives."""
+
+    def __init__(self, fd: int, values: np.ndarray) -> None:
+        """`values`: all of the memory."""
+        self.fd, self.values = fd, values
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 class Media(Struct, frozen=True, kw_only=True):
     """A decoded file."""
 
@@ -69,6 +83,7 @@ class Media(Struct, frozen=True, kw_only=True):
     kind_index: int = 0  # how many files of its kind stand before it
     sound: "Media | None" = None  # VIDEO: what is heard in it, where that is wanted
     loaded: "MediaLoad | None" = None  # what loading it took; None: it came as an array
+    memory: SharedMemory | None = None  # that the array came in; None: it is in this process alone
 
     @property
     def num_bytes(self) -> int:
@@ -172,7 +187,7 @@ class AlignSound(Struct, frozen=True, kw_only=True, array_like=True, tag="align_
     rank that reports."""
 
     id: int
-    media: MediaValues
+    media: MediaValues  # its id names the encoding that the ranks may keep of it; where they do not, it is made
     token_ids: np.ndarray  # int32 [T]: what the decoder is given
     num_given: int  # tokens of these that are the prompt
     num_positions: int  # of the encoding that the sound has, without the silence behind it

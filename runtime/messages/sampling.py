@@ -146,6 +146,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
 
 
+PLAIN = SamplingParams()  # the values of what a request does not ask for
+
+
 class Limits(Struct, frozen=True, kw_only=True):
     """Limits of the served model and its memory."""
 
@@ -162,6 +165,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_response_bytes: int = 64 * 2**20  # of alternatives and hidden states: --max-response-bytes
     # what the model's encoders take; empty: text only
     media_kinds: frozenset[MediaKind] = frozenset()
+    fills_blocks: bool = False  # a diffusion model: its tokens are not sampled one after the other
 
     @property
     def longest(self) -> int:
@@ -209,6 +213,36 @@ def check_widths(params: SamplingParams, limits: Limits) -> None:
             )
 
 
+# what only means something of tokens that are sampled one after the other
+IN_ORDER = (
+    "min_new_tokens",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "logprobs",
+    "prompt_logprobs",
+    "constraint",
+    "processor",
+    "thinking",
+    "hidden_states",
+    "routed_experts",
+)
+
+
+def check_blocks(params: SamplingParams) -> None:
+    """Raises InvalidRequest for what a diffusion model does not do."""
+    for name in IN_ORDER:
+        if getattr(params, name) != getattr(PLAIN, name):
+            raise InvalidRequest(
+                f"{name} is not supported by this model, a diffusion model, whose tokens are not sampled one "
+                "after the other; leave it out",
+                param=name,
+            )
+
+
 def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None:
     """Raises InvalidRequest, naming the field, when `params` or the prompt cannot be served within
     `limits`."""
@@ -220,6 +254,8 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
     if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
         raise InvalidRequest(f"token ids must be in 0..{vocab - 1}", param="input_ids")
     check_widths(params, limits)
+    if limits.fills_blocks:
+        check_blocks(params)
     for name, ids in (
         ("logprob_ids", params.logprob_ids),
         ("logit_bias", params.logit_bias),

@@ -7,6 +7,8 @@ cache. It starts at `Admit.length`, and each row of a plan continues at its slot
     decode   the slot's last token                        1
     verify   the slot's last token, then drafts           1 and the drafts that were accepted
     extend   tokens of the plan                           all
+    block    tokens of the plan, the last of them a       all but those of the block
+             block that is being filled in
 
 So the next step can be submitted before it is known how many drafts the last one accepts. The scheduler keeps
 bounds of each length, reserves pages for the most, and learns the rest from results.
@@ -148,6 +150,17 @@ class Samples(IntEnum):
     NONE = 0
     LAST = 1
     ALL = 2
+    BLOCK = 3  # at each place of the block at its end (BlockSampling)
+
+
+class BlockSampling(Struct, frozen=True, kw_only=True, array_like=True):
+    """How the tokens of a diffusion model are computed. Blocks stand at multiples of `size`: a token attends
+    to all blocks up to the end of its own. What is sampled at a place is the token of that very place."""
+
+    size: int  # tokens of a block
+    mask_id: int  # the token that stands where none is known; it is not sampled
+    # taken from the logit of the token before each place; 0: nothing
+    repeat_penalty: float = 0.0
 
 
 class StepPlan(Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
@@ -159,6 +172,10 @@ class StepPlan(Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
     are accepted. Drafts of a row form a chain, or with `draft_parents` a tree. A row whose drafts are all
     OWN_DRAFT samples after ALL of its tokens; the ranks put drafts of their draft model there, and choose
     what each follows.
+
+    Steps of a diffusion model have extend rows alone, which begin and end at ends of blocks. One that samples
+    at the places of a BLOCK ends with that block, whose keys and values are written and count for nothing:
+    the next row of the slot begins where the block begins.
 
     Effects apply in this order: page copies, LoRA assignment, admits, page updates, loads of states, forward,
     keeps of states, sampling. A plan without rows only copies pages. Ranks run steps in the order of
@@ -195,6 +212,13 @@ class StepPlan(Struct, frozen=True, kw_only=True, array_like=True, tag="step"):
     lora_assignment: LoraAssignment | None = None
     # the draft model computes its own entries for the tokens of this step
     follows: bool = False
+    blocks: BlockSampling | None = None  # of a diffusion model; None: others
+
+    def kept_counts(self) -> np.ndarray:
+        """int32 [R]: tokens that each row adds to its slot's length, where no drafts are verified."""
+        if self.blocks is None:
+            return self.counts
+        return self.counts - self.blocks.size * (self.samples == Samples.BLOCK).astype(np.int32)
 
 
 class GroupSteps(Struct, frozen=True, array_like=True, tag="group_steps"):
@@ -227,7 +251,7 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     """What a step sampled: `N` tokens in the order of the rows that sample, `num_tokens` for each of them.
 
     Of a verify row that samples after ALL of its tokens these are the accepted drafts and the token after
-    them. Every other row that samples brings one token.
+    them, of one that samples at a BLOCK those of its places. Every other row that samples brings one token.
     """
 
     step: int
@@ -250,3 +274,5 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     forced: dict[int, list[int]] = {}
     group: int = 0  # the attention group whose step it was
     encode_s: float = 0.0  # seconds of the encoder on what was encoded before this step
+    # float32 [N]: probabilities of the tokens of BLOCK rows, as they were sampled; None: no such rows
+    confidences: np.ndarray | None = None

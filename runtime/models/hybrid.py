@@ -35,8 +35,9 @@ from runtime.models.config.recurrent_config import (
     ShortConv,
     renames_in,
 )
+from runtime.models.feed_forwards import FeedForwards, feed_forward
 from runtime.models.gated_attention import GatedSelfAttention
-from runtime.models.llama import FeedForwards, Llama, feed_forward
+from runtime.models.llama import Llama
 from runtime.models.self_attention import reduction_of
 
 Mixers = ShortConvMixer | GatedDeltaMixer | KimiDeltaMixer | Mamba1Mixer | Mamba2Mixer

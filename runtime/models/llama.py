@@ -7,13 +7,14 @@ norms, the feed-forward, what is rotated and by which frequencies, biases, windo
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.base import Collectives, Device, ForwardBatch
+from runtime.devices.operands import NormInputs
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.embedding import Embedding, Head
-from runtime.layers.feed_forward import FeedForward, PlainFeedForward
+from runtime.layers.feed_forward import PlainFeedForward
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.moe.plain_experts import PlainExperts
-from runtime.layers.norm import NORMS, NoNorm, Norm, RMSNorm, feed
+from runtime.layers.norm import NORMS, NoNorm, Norm, RMSNorm, added, feed
 from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
 from runtime.layers.parallel.group_tokens import open_group_tokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
@@ -30,41 +31,12 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import decoder_family
 from runtime.models.config.wrappers import TEXT_NAMES
 from runtime.models.deepstack import deepstack_features
+from runtime.models.feed_forwards import feed_forward
 from runtime.models.fused_tensors import Fused, equal_parts
-from runtime.models.self_attention import SelfAttention, reduction_of
+from runtime.models.norm_sums import leave_sums_to_norms, norm_ranks
+from runtime.models.self_attention import SelfAttention
 from runtime.models.vision.open_encoder import MediaEncoder, open_encoder
 from runtime.models.vision.rows import RowsOfOthers
-
-FeedForwards = FeedForward | PlainFeedForward | SparseFeedForward | PlainExperts
-
-
-def feed_forward(device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> FeedForwards:
-    """The feed-forward of a layer, with experts or without."""
-    limit = config.limits[index] if config.limits else 0.0
-    if config.moe is not None and config.moe.layers[index]:
-        if config.moe.is_gated and not config.moe.limit_of(index):
-            return SparseFeedForward(device, dtype, config.hidden_size, config.moe, shared_limit=limit)
-        return PlainExperts(
-            device, dtype, config.hidden_size, config.moe, config.moe.limit_of(index), shared_limit=limit
-        )
-    sizes = config.hidden_size, config.intermediate_size
-    bias, reduction = config.mlp_bias, reduction_of(device)
-    if device.has_groups:  # LlamaDecoderLayer adds up what each group needs
-        reduction = "all_reduce" if bias else "none"
-    if not config.is_gated:
-        return PlainFeedForward(device, dtype, *sizes, config.activation, bias=bias, reduction=reduction)
-    assert config.activation == "silu" or config.activation == "gelu_tanh", "read_config refuses others"
-    return FeedForward(
-        device,
-        dtype,
-        *sizes,
-        bias=bias,
-        reduction=reduction,
-        replicated=device.replicates_dense,
-        activation=config.activation,
-        limit=limit,
-    )
-
 
 def fused_modules(config: ModelConfig) -> dict[str, Fused]:
     """The fused modules of a family's checkpoints (FusedLayout)."""
@@ -118,20 +90,24 @@ class LlamaDecoderLayer(Layer):
         self.groups = open_group_tokens(device)
         self.is_summed = config.mlp_bias and not has_experts  # what `mlp` returns where there are groups
         self.sequence_parallel = open_sequence_parallel(device)
-        # the router is given what the norm before the feed-forward makes, as it is
-        is_direct = self.is_apart or (self.groups is None and self.sequence_parallel is None)
-        self.routes_norm = isinstance(self.mlp, SparseFeedForward) and is_direct
+        # `mlp` is given what the norm before it makes, as it is
+        self.is_direct = self.is_apart or (self.groups is None and self.sequence_parallel is None)
         if self.sequence_parallel is None:  # else what is projected is gathered first
             is_whole = self.groups is None and not self.shares_prompts and not self.is_parallel
             is_whole = is_whole and type(self) is LlamaDecoderLayer
             feed(self.input_layernorm, self.self_attn, is_whole=is_whole)
             feed(self.post_attention_layernorm, self.mlp, is_whole=is_whole)
+        # the ranks whose parts of a sum the norm behind attention is given, and the first norm; None: the sum
+        self.norm_ranks = norm_ranks(device, config, self.mlp) if type(self) is LlamaDecoderLayer else None
+        self.input_ranks: Collectives | None = None
+        if self.norm_ranks is not None:
+            self.self_attn.o_proj.leave_sum()
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """See DecoderLayer.before_attention. A feed-forward in parallel with attention is computed here."""
-        x, residual = self.input_layernorm.add(x, residual)
+        x, residual = added(self.input_layernorm, x, residual, self.input_ranks)
         given = x if self.self_attn.gathers_tokens else self.all_tokens(x, batch)
         queries = self.self_attn.project(own_tokens(batch.part, given), cos, sin, batch)
         if self.is_parallel:
@@ -159,15 +135,20 @@ class LlamaDecoderLayer(Layer):
     def feed_forward(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """From what the layer has added up so far, x and residual, to the pair that the next block begins
         with."""
-        if self.routes_norm and isinstance(self.post_attention_layernorm, RMSNorm):
-            x, wide, residual = self.post_attention_layernorm.add_wide(x, residual)
-            return self._feed_forward(x, batch, wide), residual
-        x, residual = self.post_attention_layernorm.add(x, residual)
+        norm = self.post_attention_layernorm
+        if self.is_direct and self.norm_ranks is None and isinstance(norm, RMSNorm):
+            found = self._of_norm(norm.inputs(x, residual), batch)
+            if found is not None:
+                return self._scaled(found[0]), found[1]
+            if isinstance(self.mlp, SparseFeedForward):
+                x, wide, residual = norm.add_wide(x, residual)
+                return self._feed_forward(x, batch, wide), residual
+        x, residual = added(norm, x, residual, self.norm_ranks)
         return self._feed_forward(x, batch), residual
 
     def _feed_forward(self, x: Tensor, batch: ForwardBatch, wide: Tensor | None = None) -> Tensor:
         """[T, hidden] or this rank's shard of it -> what is added to the residual, of the same tokens.
-        `wide`: x as float32, for layers with `routes_norm`."""
+        `wide`: x as float32, for layers with experts."""
         if self.is_apart:
             x = self._computed(x, batch, wide)
         elif self.groups is None:
@@ -177,6 +158,18 @@ class LlamaDecoderLayer(Layer):
             divide = self.groups.own if self.is_summed else self.groups.sum
             x = divide(self._computed(joined, batch), batch.group_tokens)
             x = x if self.sequence_parallel is None else self.sequence_parallel.shard(x)
+        return self._scaled(x)
+
+    def _of_norm(self, inputs: NormInputs | None, batch: ForwardBatch) -> tuple[Tensor, Tensor] | None:
+        """What `mlp` makes of a norm and its own input in one; None: it does not."""
+        if inputs is None or isinstance(self.mlp, PlainFeedForward | PlainExperts):
+            return None
+        if isinstance(self.mlp, SparseFeedForward):
+            return self.mlp.of_norm(inputs, batch)
+        return self.mlp.of_norm(inputs)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """What `mlp` returned, as it is added to the residual."""
         if self.mlp_output_norm is not None:
             x = self.mlp_output_norm.forward(x)
         return x if self.residual_scale == 1.0 else x * self.residual_scale
@@ -255,6 +248,7 @@ class Llama(Layer):
         # places of own layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last
         # ones in front
         self.aux_layers: tuple[int, ...] = self.stage.own_aux(config.num_layers)
+        leave_sums_to_norms(self.layers, self.aux_layers)
         self.sequence_parallel = open_sequence_parallel(device)
         ropes = [(config.rope_of(i), config.of_layer(i).head_dim) for i in own]
         kinds = list(dict.fromkeys(ropes))

@@ -8,6 +8,7 @@ from msgspec import structs
 from torch import Tensor
 
 from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.operands import NormInputs
 from runtime.layers.moe.feed_forward import Router, SparseFeedForward
 from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
 from runtime.layers.parallel.sequence_parallel import sum_of_ranks
@@ -37,6 +38,10 @@ class ZeroExperts(SparseFeedForward):
         super().__init__(device, dtype, hidden, moe)
         total = moe.num_experts + moe.num_zero
         self.gate = Router(device, dtype, hidden, total, moe.routing, has_bias=moe.has_bias)
+
+    def of_norm(self, inputs: NormInputs, batch: ForwardBatch) -> tuple[Tensor, Tensor] | None:
+        """None: experts that return what they are given are picked out first."""
+        return None
 
     def forward(self, x: Tensor, batch: ForwardBatch, wide: Tensor | None = None) -> Tensor:
         """[T, hidden] -> [T, hidden]. `wide`: x as float32; None: it is made of x."""

@@ -11,7 +11,6 @@ runtime choose" is written `"auto"`; None means "none of it". Each option has on
     superseded    accepted; the runtime says at start what does this job here
     other-device  refused, naming the device that it is for
     refused       refused, and the note says why it will stay so, or what does this job here
-    planned       refused: known, but not here yet
 """
 
 from typing import Annotated, Any, Literal, TypeAlias
@@ -20,8 +19,8 @@ from msgspec import Meta, Struct
 
 from runtime.json_value import JsonDict
 
-Status = Literal["works", "partial", "superseded", "other-device", "refused", "planned"]
-REFUSED: tuple[Status, ...] = ("refused", "planned")  # whatever the device
+Status = Literal["works", "partial", "superseded", "other-device", "refused"]
+REFUSED: tuple[Status, ...] = ("refused",)  # whatever the device
 Auto = Literal["auto"]
 
 Count = Annotated[int, Meta(ge=1)]
@@ -75,11 +74,6 @@ def option(
         secret=secret,
         devices=devices,
     )
-
-
-def planned(help: str, *, aliases: tuple[str, ...] = (), note: str = "", secret: bool = False) -> Meta:
-    """An option that is known and refused: it comes with a later version."""
-    return _meta("planned", help, aliases=aliases, note=note, secret=secret)
 
 
 def refused(help: str, why: str, *, aliases: tuple[str, ...] = ()) -> Meta:

@@ -29,7 +29,6 @@ Each option has a status:
 - **superseded**: accepted; the runtime says at start what does this job here.
 - **other-device**: refused, naming the device that it belongs to.
 - **refused**: refused; the note says why it stays so, or what does this job here.
-- **planned**: refused; known, but not here yet.
 
 No option is ignored in silence.
 """
@@ -62,7 +61,6 @@ REMOVED: tuple[tuple[str, str], ...] = (
         "Mamba without extra buffers turns the overlap schedule off",
         "states are saved by the step that needs them",
     ),
-    ("diffusion models turn the overlap schedule off", "they are steps like others"),
     ("grammars hold the overlap schedule up", "a mask may arrive after the forward pass was submitted"),
     ("two tokenizer batching modes exclude one another", "there is one way to tokenize"),
     ("multiplexing excludes chunks and the overlap schedule", "both are properties of plans"),
@@ -135,7 +133,7 @@ def markdown() -> str:
     )
     return (
         f"{INTRODUCTION}\n{status}\n\n{groups}\n\n## Checks that this design does not need\n\n"
-        "Where an option is refused or still planned, the check is not coming back with it.\n\n"
+        "Where an option is refused, the check is not coming back with it.\n\n"
         f"{removed}\n\n## Environment\n\n"
         "There is no second system of settings by environment. Each setting of the tuning guide for Ascend "
         "has a counterpart;\n"

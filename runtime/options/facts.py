@@ -19,6 +19,7 @@ from runtime.devices.null import facts as null
 from runtime.errors import OptionsError
 from runtime.json_value import JsonDict
 from runtime.models.config.block import ScoreKind
+from runtime.models.config.diffusion_families import BlockDiffusion
 from runtime.models.config.media_config import MediaConfig
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.moe_config import MoeConfig
@@ -119,6 +120,11 @@ class ModelFacts(MediaFacts, ModelWidths, Protocol):
     @property
     def quantization(self) -> Quantization | None:
         """Quantization of the checkpoint; None: plain weights."""
+        ...
+
+    @property
+    def diffusion(self) -> BlockDiffusion | None:
+        """Blocks of tokens that the model fills in; None: it samples one token after the other."""
         ...
 
     @property

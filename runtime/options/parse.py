@@ -229,8 +229,6 @@ def _asks_for_default(setting: Setting) -> bool:
 def _refusal(row: Row, alias: str) -> str | None:
     if row.status == "refused":
         return f"{alias} is refused: {row.note}; leave it out"
-    if row.status == "planned":
-        return f"{alias} is planned and not here yet; leave it out" + (f" ({row.note})" if row.note else "")
     if row.status == "other-device":
         return (
             f"{alias} is an option of {row.device} devices, and nothing here implements it yet; leave it out"

@@ -102,8 +102,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     @property
     def steps_in_flight(self) -> int:
         """Most steps that are submitted before the result of the first of them: one for each stage, and with
-        overlap one more, which lies in the ring."""
-        return self.parallel.micro_batches + (not self.schedule.disable_overlap_schedule)
+        overlap one more, which lies in the ring. What a step finds for a block changes the next one, so there
+        is no overlap in a diffusion model."""
+        is_serial = self.schedule.disable_overlap_schedule or self.states.dllm_algorithm is not None
+        return self.parallel.micro_batches + (not is_serial)
 
     @property
     def encoding(self) -> "Encoding":

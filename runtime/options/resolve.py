@@ -115,7 +115,7 @@ def resolve(
     c.auto(parallel.standby_ranks, device, machine, c["num_ranks"], c["nnodes"], replicas)
     c.auto(memory.mem_fraction_static, device)
     c.auto(memory.max_total_tokens)
-    c.auto(memory.page_size, device)
+    c.auto(memory.page_size, device, model)
     c.auto(states.mamba_scheduler_strategy, c["mamba_track_interval"], c["page_size"])
     c.auto(states.mamba_backend, device)
     c.auto(schedule.max_running_requests, device, model)

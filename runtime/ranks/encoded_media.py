@@ -34,6 +34,10 @@ class EncodedMedia:
             own = encoded(command.media[self._ranks.rank :: self._ranks.size], encoder)
             self._rows |= self._exchanged(command.media, own, encoder, self._ranks)
 
+    def find(self, id: int) -> Tensor | None:
+        """The rows of an encoding; None: they are not kept."""
+        return self._rows.get(id)
+
     def _exchanged(
         self, media: Sequence[MediaValues], own: dict[int, Tensor], encoder: MediaEncoder, ranks: Collectives
     ) -> dict[int, Tensor]:

@@ -35,6 +35,8 @@ def allocate_kv(
 ) -> tuple[Tensor, ...]:
     """The cache of one layer: keys and values, or latents and rotary parts, [num_tokens, K, D] each."""
     allocate = device.memory.allocate_cache
+    if device.joins_latents and isinstance(layer, MlaAttention):
+        return allocate(num_tokens, 1, sum(layer.cache_dims), dtype).split(layer.cache_dims, dim=2)
     return tuple(allocate(num_tokens, layer.num_kv_heads, dim, dtype) for dim in layer.cache_dims)
 
 

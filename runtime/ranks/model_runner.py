@@ -15,13 +15,13 @@ from runtime.devices.base import Device, PageCopier
 from runtime.devices.decoder_spec import Forwarded
 from runtime.devices.executor import Pending
 from runtime.layers.lora import LoraAdapters
-from runtime.layers.pooling import plan_pooling
 from runtime.layers.sampling.logits_ops import logits_ops_of
 from runtime.layers.upload import PackedUpload, upload_int64
 from runtime.messages.diagnosis import NOTHING, Diagnosis
 from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.models.base import CompiledLayer, Model, generative
 from runtime.models.config.pooling import Pooling
+from runtime.ranks.diffusion_blocks import sample_blocks
 from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.encoded_media import open_media, sees_whole_images
 from runtime.ranks.expert_counts import ExpertLoad
@@ -33,6 +33,7 @@ from runtime.ranks.launched import Launched, Unreported
 from runtime.ranks.layer_watch import open_watch
 from runtime.ranks.open_graphs import open_graphs
 from runtime.ranks.pipeline import PipelineStage, with_drafts
+from runtime.ranks.pooled import pool
 from runtime.ranks.prompt_logprobs import PromptRow
 from runtime.ranks.recurrent_states import RecurrentStates
 from runtime.ranks.replays import find_replay, launch_replay
@@ -194,18 +195,18 @@ class ModelRunner:
         )
         if self.pipeline is not None:
             forwarded = self.pipeline.computed(forwarded)
-        hidden = forwarded.hidden
         if self.states is not None and plan.states is not None:
             self.states.keep(plan.states)
         if self.load is not None:
             self.load.ended(plan)
         if self.pipeline is not None and not self.device.stage.is_last:
-            return self.pass_on(plan, starts, rows, hidden, self.pipeline)
+            return self.pass_on(plan, starts, rows, forwarded.hidden, self.pipeline)
         if self.pooling is not None:
-            self.slots.lengths.advance(plan.slots, starts, plan.counts)
-            return self.pool(plan, hidden, self.pooling, begin)
-        prompt = self.logits.prompt(self.model, plan, hidden, groups, self.slots, self.logits_ops)
-        shown = self.shown(plan, hidden)
+            return pool(self, plan, starts, forwarded.hidden, self.pooling, begin)
+        if plan.blocks is not None:
+            return sample_blocks(self, plan, plan.blocks, starts, rows, forwarded, begin)
+        prompt = self.logits.prompt(self.model, plan, forwarded.hidden, groups, self.slots, self.logits_ops)
+        shown = self.shown(plan, forwarded.hidden)
         sampled = self.sample(plan, starts, rows, forwarded, groups)
         if self.drafts is not None and plan.follows:
             self.drafts.follow(plan, starts, token_ids, forwarded, sampled)
@@ -360,23 +361,6 @@ class ModelRunner:
         the one before it until that one's result."""
         since, self.ended_s = max(begin, self.ended_s), perf_counter()
         return self.ended_s - since
-
-    def pool(self, plan: StepPlan, hidden: Tensor, pooling: Pooling, begin: float) -> Pending:
-        """A vector of each row that is complete, where other models sample a token."""
-        rows = np.flatnonzero(plan.samples)
-        picks = plan_pooling(pooling.mode, plan.counts.astype(np.int64), rows, self.device.torch_device)
-        vectors = (
-            self.model.pool(hidden, picks) if len(rows) else torch.empty(0, device=self.device.torch_device)
-        )
-        end_copies(self.copies, plan, self.saves, self.transfers, self.device)
-        if not self.samples:
-            return Unreported()
-        return Launched(
-            self.transfers.fetch([vectors.flatten()]),
-            lambda arrays: StepResult(
-                plan.step, NO_TOKENS, -1, *NO_LOGPROBS, [], self.seconds(begin), vectors=arrays[0]
-            ),
-        )
 
     def finish_page_copies(self, plan: StepPlan, begin: float) -> Pending:
         """The end of a plan without rows, which no forward has ordered among the ranks: the result says that

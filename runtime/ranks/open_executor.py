@@ -20,6 +20,7 @@ from runtime.devices.facts import DeviceFacts
 from runtime.devices.progress import Progress
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
+from runtime.ranks.torch_libraries import import_ahead, loading_libraries
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,9 @@ DEVICES = {
 
 # devices whose ranks have no use for the deferred parts: others compile kernels with them
 DEFERS_TORCH = ("cpu",)
+
+# devices whose torch has no other libraries than those for the CPU
+LOADS_AHEAD = ("cpu",)
 
 # modules that the ranks of every torch device use, with what these import; most families are kinds of Llama
 USED_BY_STARTS = ("runtime.ranks.torch_executor", "runtime.models.llama")
@@ -84,10 +88,15 @@ def import_device(name: str) -> None:
     Modules are no garbage: looking for some takes a fifth of the time to import torch, and the collections of
     a running rank need not look at them either. Parts of torch that ranks on the CPU never use are deferred.
     """
+    if all(module in sys.modules for module in (DEVICES.get(name), *USED_BY_STARTS)):
+        return  # forks share what was imported: what they write to becomes their own
     was_enabled = gc.isenabled()
     deferring = deferring_torch() if name in DEFERS_TORCH else nullcontext()
     gc.disable()
     try:
+        if name in LOADS_AHEAD:
+            with loading_libraries():
+                import_ahead()
         with reading_no_sources(), deferring:
             module = _import_device(name)
             if hasattr(module, "open_device"):

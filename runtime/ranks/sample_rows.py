@@ -8,7 +8,7 @@ from runtime.layers.sampling.verify import DraftRows
 from runtime.layers.upload import Packed
 from runtime.messages.steps import Samples, StepPlan
 
-ALL = int(Samples.ALL)  # numpy compares plain numbers several times faster
+ALL, BLOCK = int(Samples.ALL), int(Samples.BLOCK)  # numpy compares plain numbers several times faster
 NO_ROWS = np.empty(0, np.int64)
 
 
@@ -75,6 +75,8 @@ def sample_rows(plan: StepPlan, starts: np.ndarray) -> SampleRows:
         return SampleRows(rows, rows, plan.slots, starts + 1, None, NO_ROWS)
     rows = np.flatnonzero(plan.samples)
     ends = plan.counts.cumsum(dtype=np.int64)
+    if plan.blocks is not None:
+        return block_rows(plan, starts, rows, ends, plan.blocks.size)
     is_all = plan.samples[rows] == ALL
     if not is_all.any():
         lengths = starts[rows] + plan.counts[rows]
@@ -98,6 +100,18 @@ def sample_rows(plan: StepPlan, starts: np.ndarray) -> SampleRows:
         drafts,
         verified,
     )
+
+
+def block_rows(
+    plan: StepPlan, starts: np.ndarray, rows: np.ndarray, ends: np.ndarray, size: int
+) -> SampleRows:
+    """The places of the blocks at the ends of rows, where what is sampled stands itself. `rows`, int64 [S]:
+    of the plan; `ends`, int64 [R]: the step's token behind each row."""
+    assert (plan.samples[rows] == BLOCK).all(), "rows of a diffusion model sample blocks"
+    offsets = np.tile(np.arange(size), len(rows))
+    first = np.repeat(ends[rows] - size, size)
+    positions = np.repeat(starts[rows] + plan.counts[rows] - size, size) + offsets
+    return SampleRows(rows, first + offsets, np.repeat(plan.slots[rows], size), positions, None, NO_ROWS)
 
 
 def draft_rows(plan: StepPlan, rows: np.ndarray, first: np.ndarray) -> DraftRows:

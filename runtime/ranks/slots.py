@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Ops
-from runtime.devices.operands import LogitsOps, SlotParams
+from runtime.devices.operands import LogitsOps, SlotParams, TokenMasks
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.fused_ops import penalise
 from runtime.layers.sampling.grammar_masks import GrammarMasks
@@ -164,7 +164,7 @@ class Slots:
         numbers = None
         if len(rows.slots) and self.needs.is_random[rows.slots].any():
             numbers = upload.add(host_uniform(self.seeds[rows.slots], rows.lengths))
-        ends = self.lengths.pack_ends(plan.slots, starts + plan.counts, upload)
+        ends = self.lengths.pack_ends(plan.slots, starts + plan.kept_counts(), upload)
         return replace(
             rows, packed=PackedRows(upload.int64(rows.places), upload.int64(rows.slots), numbers, ends)
         )
@@ -193,17 +193,22 @@ class Slots:
         if self.processors.slots:
             changed = self.processors.apply(changed, slot_list, contexts, is_own=changed is not logits)
         width = int(self.top_logprobs[slots].max()) if self.has_readers else -1
-        if self.grammar_masks.slots:
-            changed = self._mask(ops, changed, rows, is_own=width < 0 or changed is not logits)
+        masks = self._masks(rows) if self.grammar_masks.slots else None
+        has_thresholds = rows.drafts is not None and not self.thresholds.is_exact
+        if masks is not None:
+            changed = changed if width < 0 or changed is not logits else changed.clone()
+            if has_thresholds or not logits_ops.takes_masks:
+                ops.mask(changed, *masks)
+                masks = None
         if self.needs.is_random[slots].any():
-            inputs = self._inputs(rows)
-            tokens = logits_ops.choose(changed, inputs)
-            if rows.drafts is not None and not self.thresholds.is_exact:
+            inputs = self.random_inputs(rows)
+            tokens = logits_ops.choose(changed, inputs, masks)
+            if rows.drafts is not None and has_thresholds:
                 tokens = self.thresholds.accept(
                     clean(changed), inputs, tokens, rows.drafts, self.seeds[slots], rows.lengths
                 )
         else:
-            tokens = logits_ops.choose(changed, None)
+            tokens = logits_ops.choose(changed, None, masks)
         if width < 0:
             return tokens, None
         found = Logprobs(*logits_ops.logprobs(logits, tokens, width))
@@ -212,28 +217,27 @@ class Slots:
                 self.add_logprob_ids(found, logits, slice(row, row + 1), slot, int(self.top_logprobs[slot]))
         return tokens, found
 
-    def _inputs(self, rows: SampleRows) -> SamplingInputs:
-        """Random numbers, temperatures and filters of the rows, [N] each, on the device."""
+    def random_inputs(self, rows: SampleRows) -> SamplingInputs:
+        """What sampling needs of rows some of which are random."""
         slots, packed = rows.slots, rows.packed
-        filters = self.needs.filters(slots)
         if packed is not None and packed.numbers is not None:
             numbers = packed.numbers.tensor
         else:
             numbers = upload(host_uniform(self.seeds[slots], rows.lengths), self.torch_device)
-        if self.host is not None:
-            temperature, top_p, min_p, top_k = self.host.sampling(slots)
-            return SamplingInputs(temperature, top_p, top_k, min_p, numbers, *filters)
-        there = upload_int64(slots, self.torch_device) if packed is None else packed.slots.tensor
-        return self.sampling_inputs(there, numbers, *filters)
+        filters = self.needs.filters(slots)
+        if self.host is None:
+            slots_there = upload_int64(slots, self.torch_device) if packed is None else packed.slots.tensor
+            return self.sampling_inputs(slots_there, numbers, *filters)
+        temperature, top_p, min_p, top_k = self.host.sampling(slots)
+        return SamplingInputs(temperature, top_p, top_k, min_p, numbers, *filters)
 
-    def _mask(self, ops: Ops, logits: Tensor, rows: SampleRows, *, is_own: bool) -> Tensor:
-        """Bans what the slots' grammars do not allow; in a copy, unless `is_own`."""
+    def _masks(self, rows: SampleRows) -> TokenMasks | None:
+        """What the slots' grammars allow; None: they leave all rows free."""
         places, bits = self.grammar_masks.masks(rows.slots.tolist(), rows.lengths.tolist(), rows.drafts)
         self.forced = {place: run[1:] for place, run in self.grammar_masks.runs.items()}
-        if places:
-            logits = logits if is_own else logits.clone()
-            ops.mask(logits, int64_tensor(places, self.torch_device), upload(bits, self.torch_device))
-        return logits
+        if not places:
+            return None
+        return TokenMasks(int64_tensor(places, self.torch_device), upload(bits, self.torch_device))
 
     @property
     def params(self) -> SlotParams:

@@ -43,7 +43,7 @@ class StepEffects:
         lengths = self.slots.lengths
         if rows.drafts is None:
             packed = None if rows.packed is None else rows.packed.ends
-            return lengths.advance(plan.slots, starts, plan.counts, packed)
+            return lengths.advance(plan.slots, starts, plan.kept_counts(), packed)
         others = np.setdiff1d(np.arange(len(plan.slots)), rows.rows[rows.verified])
         return lengths.advance(plan.slots[others], starts[others], plan.counts[others])
 

@@ -154,7 +154,10 @@ class StepInputs:
     ) -> AttentionRows:
         """The step's rows, whose tokens begin at `begins` in it and at `starts` in their slots, int64 [R]."""
         spans = image_spans(plan, begins) if self.sees_whole_images else None
-        return AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees, spans=spans)
+        size = 0 if plan.blocks is None else plan.blocks.size
+        return AttentionRows(
+            plan.num_decodes, plan.slots, starts, plan.counts, trees, spans=spans, block_size=size
+        )
 
     def part_of(self, rows: AttentionRows, num_whole: int) -> tuple[TokenPart | None, AttentionRows]:
         """This rank's part of a step where ranks share prompts, and its rows; else None, and all rows. The

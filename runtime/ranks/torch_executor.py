@@ -114,7 +114,7 @@ class TorchExecutor:
     def encode_rows(self, command: EncodeRows | AlignSound) -> RowsEncoded:
         """See Executor.encode_rows."""
         if isinstance(command, AlignSound):
-            return align(self.runner.device, self.runner.model, command)
+            return align(self.runner.device, self.runner.model, self.runner.media, command)
         encoder = encoder_of(self.runner.model)
         assert encoder is not None, "an encoder server has an encoder"
         media = command.media

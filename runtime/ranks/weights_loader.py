@@ -25,7 +25,7 @@ from runtime.models.checkpoint import Checkpoint, Function
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.models.config.quantization_schemes import SCHEMES
 from runtime.models.config.registry import model_class
-from runtime.models.config.weight_files import READ_AS, StoredAs
+from runtime.models.config.weight_files import READ_AS, StoredAs, weight_files
 from runtime.models.kept_weights import check_complete, replaced, storages
 from runtime.models.loader import allocate, check_weights, fill, fill_experts, layer_sizes, load
 from runtime.ranks.checkpoint_key import checkpoint_key
@@ -174,12 +174,15 @@ class WeightsLoader:
         return model, num_bytes
 
     def _key(self) -> str:
-        """See checkpoint_key; empty: weights cannot be kept. Raises ModelError."""
+        """See checkpoint_key; empty: weights cannot be kept, or need not be. Raises ModelError."""
         start, device = self.start, self.device
         is_from_files = start.load_format not in ("dummy", *start.weight_functions)
         if device.kept_weights is None or not is_from_files:
             return ""
         try:
+            files = weight_files(Path(start.model_path), start.load_format)
+            if not device.kept_weights.keeps(sum(path.stat().st_size for path in files)):
+                return ""
             rank = device.stage.index * device.collectives.size + device.collectives.rank
             return checkpoint_key(start, rank, str(self.dtype), self.config)
         except OSError:

@@ -55,6 +55,11 @@ class Chunking:
             self._left_tokens -= count
 
     @property
+    def left_s(self) -> float | None:
+        """Seconds that the step that is planned has for prompts; None: any."""
+        return self._left_s
+
+    @property
     def is_full(self) -> bool:
         """Whether the step that is planned has no time for another page of a prompt."""
         if self._left_s is None:

@@ -14,6 +14,9 @@ from runtime.cache.sequence import Sequence
 from runtime.messages.media import Encode, MediaInput, MediaRows, MediaValues
 
 
+LEARNS = 0.2  # weight of the latest step in the time that a row takes
+
+
 class Kept(Struct):
     """An encoding on the ranks."""
 
@@ -40,6 +43,9 @@ class Encodings:
         self.num_rows = 0
         self.num_encoded = 0  # encodings that were made
         self.num_reused = 0  # encodings that sequences found made
+        # seconds of the encoder that the planned step has; one encoding may take longer. None: any
+        self.most_s: float | None = None
+        self._row_s = 0.0  # seconds that a row takes, as measured
         self._kept: dict[Key, Kept] = {}  # the least recently used first
         self._next_id = 0
         self._step = 0
@@ -50,11 +56,11 @@ class Encodings:
     def begin(self) -> None:
         """A step is about to be planned."""
         self._step += 1
-        self._made = []
+        self._made, self.most_s = [], None
 
     def cut(self, sequence: Sequence, start: int, count: int, most: int) -> int:
         """How many of `count` tokens of a sequence, from `start` on, this step may compute: those before the
-        first encoding for which there is no room beside the others that it uses. Those that the tokens need
+        first encoding for which there is no room, or no time, beside the others. Those that the tokens need
         are there for the step. Where images are kept whole it may be up to `most` for a whole one."""
         if self.keeps_whole:
             count = whole_images(sequence.request.media, start, count, most)
@@ -82,10 +88,21 @@ class Encodings:
         self._dropped, self._new = [], []
         return command
 
+    def learn(self, num_rows: int, encode_s: float) -> None:
+        """Encoding so many rows took so many seconds."""
+        row_s = encode_s / num_rows
+        self._row_s = row_s if not self._row_s else self._row_s + LEARNS * (row_s - self._row_s)
+
     def take_made(self) -> list[tuple[Sequence, int]]:
         """The sequences for which the planned step encodes something, and its rows."""
         made, self._made = self._made, []
         return made
+
+    def find(self, namespace: str, digest: bytes) -> int | None:
+        """The id of an encoding that the ranks keep, or will have before any later command; None: there is
+        none."""
+        kept = self._kept.get((namespace, digest))
+        return None if kept is None else kept.id
 
     def restart(self) -> None:
         """The ranks died, and all that they kept is gone."""
@@ -98,7 +115,7 @@ class Encodings:
         kept = self._kept.pop(key, None)
         if kept is None:
             size = len(media.positions)
-            if not self._make_room(size):
+            if self._is_late(size) or not self._make_room(size):
                 return False
             kept = Kept(self._next_id, size, self._step)
             self._next_id += 1
@@ -120,6 +137,11 @@ class Encodings:
         kept.step = self._step
         self._kept[key] = kept
         return True
+
+    def _is_late(self, size: int) -> bool:
+        """Whether the planned step, which encodes something already, has no time for `size` more rows."""
+        rows = sum([made for _, made in self._made])
+        return self.most_s is not None and rows > 0 and (rows + size) * self._row_s > self.most_s
 
     def _make_room(self, size: int) -> bool:
         """Drops encodings that this step does not use until `size` more rows fit, or nothing is left."""

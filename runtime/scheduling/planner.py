@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-from msgspec import Struct
-
 from runtime.cache.sequence import Sequence
 from runtime.messages.requests import CacheSources
 from runtime.messages.steps import StepPlan
@@ -11,9 +9,12 @@ from runtime.scheduling.admission import Admission
 from runtime.scheduling.chunking import Chunking
 from runtime.scheduling.delayer import Delayer, JointDelayer, replica_of
 from runtime.scheduling.draft_planner import DraftPlanner
-from runtime.scheduling.drafts import Draft, Drafter, Verified, planned
+from runtime.scheduling.diffusion.algorithms import Diffusion
+from runtime.scheduling.diffusion.block_planner import BlockPlanner
+from runtime.scheduling.drafts import Draft, Drafter, planned
 from runtime.scheduling.encodings import Encodings
-from runtime.scheduling.hidden_states import Part, TokenReports
+from runtime.scheduling.flight import Fill, Flight
+from runtime.scheduling.hidden_states import TokenReports
 from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.micro_batches import MicroBatches
 from runtime.scheduling.roster import Roster
@@ -25,35 +26,7 @@ LONG_STEPS = 4  # a prompt that would fill so many steps alone is long: it leave
 
 ONE_BATCH = MicroBatches()
 
-MAX_EMBEDS = 1 << 21  # numbers of prompts' embeddings in one step: 8 MiB, of which each rank takes a copy
-
 RETRY_STEPS = 8  # after which room is looked for again although no sequence has left
-
-
-class Flight(Struct, frozen=True):
-    """What is remembered of a submitted step."""
-
-    step: int
-    computed: list[Sequence]  # of each row
-    sampled: list[Sequence]  # of each row that samples
-    prompt_parts: dict[int, PromptPart]  # by slot
-    work: Work | None  # where its time is of interest
-    shown: list[Part] = []  # hidden states that it brings, in row order
-    routed: list[Part] = []  # the same of routed experts
-    verified: list[Verified] = []
-    num_drafts: int | None = None  # to be verified, in a step of nothing else; None: other steps
-    # for whom images, videos and sounds are encoded before it, and how many rows
-    encoded: list[tuple[Sequence, int]] = []
-
-
-class Fill(Struct):
-    """The known tokens of one step while they are handed out: `left` of all, `long_left` of them for long
-    prompts."""
-
-    left: int
-    long_left: int
-    rows: dict[int, tuple[Sequence, int]]  # by sequence id: with the row's first position, in row order
-    embeds_left: int = MAX_EMBEDS
 
 
 class Planner:
@@ -70,9 +43,11 @@ class Planner:
         drafter: Drafter | None = None,
         micro_batches: MicroBatches = ONE_BATCH,
         encodings: Encodings | None = None,
+        diffusion: Diffusion | None = None,
     ) -> None:
         """`on_delayed` is called for each delay that the prefill delayer ends: reason, steps, seconds;
-        `encodings`: of images, None for a model of text alone."""
+        `encodings`: of images, None for a model of text alone; `diffusion`: None for a model that samples
+        one token after the other."""
         self.encodings = encodings
         self.roster = roster
         self.prompts = prompts
@@ -84,19 +59,16 @@ class Planner:
         self.experts = TokenReports()
         # ids of sequences that were admitted for the first time since take_admitted
         self.admitted: list[int] = []
-        self.chunking = (
-            Chunking(
-                roster.cache.page_size, bound_s=admission.max_step_s, is_equal=admission.has_dynamic_chunks
-            )
-            if admission.has_dynamic_chunks or admission.max_step_s
-            else None
-        )
+        is_equal, bound_s = admission.has_dynamic_chunks, admission.max_step_s
+        chunking = Chunking(roster.cache.page_size, bound_s=bound_s, is_equal=is_equal)
+        self.chunking = chunking if is_equal or bound_s else None
         self.delayer: Delayer | JointDelayer | None = (
             Delayer(admission.delay_steps, admission.delay_watermark, on_admit=on_delayed)
             if admission.delay_steps
             else None
         )
         self.drafts = DraftPlanner(roster, drafter, admission.max_step_tokens)
+        self.blocks = None if diffusion is None else BlockPlanner(roster, diffusion)
         self._last_admission = 0  # the step
         self._no_room = (-1, 0, 0)  # for whom there was none, and when
 
@@ -110,15 +82,20 @@ class Planner:
             roster.waiting.turn += 1
             if roster.has_levels:
                 self._make_way()
-        builder = StepBuilder(self.encodings)
+        builder = StepBuilder(self.encodings, None if self.blocks is None else self.blocks.sampling)
         if self.encodings is not None:
             self.encodings.begin()
         parts: dict[int, PromptPart] = {}
-        self._decode(builder)
+        if self.blocks is None:
+            self._decode(builder)
+        else:
+            self.blocks.plan(builder, self._grow)
         if roster.extending or (
             (roster.waiting.has_ready or roster.lora_slots.waiting) and roster.has_free_slot
         ):
             self._fill(builder, parts)
+            if self.blocks is not None:  # newcomers whose blocks are all in the cache
+                self.blocks.plan(builder, self._grow)
         step = self.totals.steps + 1
         page_copies, states = roster.cache.host.take(step), roster.cache.states
         state_copies = None if states is None else states.take(builder.state_slots, step)
@@ -278,6 +255,8 @@ class Planner:
         fill = Fill(size, int(size * admission.long_share) if has_others else size, {})
         if self.chunking is not None:
             self.chunking.begin(builder.work())
+            if self.encodings is not None:
+                self.encodings.most_s = self.chunking.left_s
         for sequence in roster.extending:
             self._extend(sequence, fill)
         decodes = bool(builder.sequences)
@@ -351,7 +330,7 @@ class Planner:
     def _extend(self, sequence: Sequence, fill: Fill) -> None:
         """Plans as many of its known tokens as the step has left for it."""
         start = sequence.computed_len
-        known = len(sequence.tokens)
+        known = sequence.extend_len
         begun = fill.rows.get(sequence.id)
         if start == known or (begun is None and len(fill.rows) == self.admission.max_prompts):
             return
@@ -376,6 +355,7 @@ class Planner:
             count = self.encodings.cut(sequence, start, count, count if fill.rows else most)
         if count > 0 and (states := self.roster.cache.states) is not None:
             count = states.cut(sequence, count, is_begun=begun is not None)
+        count -= count % sequence.block_size
         if count <= 0:
             return
         if self.chunking is not None:
@@ -389,7 +369,7 @@ class Planner:
         sequence.computed_len = start + count
         if window is not None:
             window.extend(sequence)
-        if sequence.computed_len == known:
+        if sequence.computed_len == known and self.blocks is None:
             sequence.in_flight += 1
             if known == sequence.prompt_len and sequence.request.params.n > 1 and not sequence.index:
                 self.roster.follow(sequence)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from runtime.cache.sequence import Sequence
-from runtime.scheduling.planner import Flight, Planner
+from runtime.scheduling.flight import Flight
+from runtime.scheduling.planner import Planner
 from runtime.scheduling.suspects import Suspects
 
 

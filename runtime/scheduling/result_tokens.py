@@ -7,10 +7,11 @@ from runtime.messages.requests import FinishReason, TokenLogprob
 from runtime.messages.scheduler import Ended, StepTokens
 from runtime.messages.steps import StepResult
 from runtime.scheduling import logprobs
+from runtime.scheduling.diffusion.algorithms import Diffusion
 from runtime.scheduling.draft_planner import DraftPlanner
 from runtime.scheduling.drafts import split_rows, take
 from runtime.scheduling.encodings import encoded_for
-from runtime.scheduling.planner import Flight
+from runtime.scheduling.flight import Flight
 
 EndSequence = Callable[[Sequence, FinishReason, int | None, list[Ended]], None]
 
@@ -67,7 +68,6 @@ class ResultTokens:
         drafts = {verified.row: verified.draft for verified in flight.verified}
         at = 0  # where the row's tokens begin in the result
         counts = [1] * len(flight.sampled) if result.num_tokens is None else result.num_tokens.tolist()
-        more, verified = step.more, step.verified
         for row, (sequence, tokens) in enumerate(
             zip(flight.sampled, split_rows(result, flight.verified), strict=True)
         ):
@@ -80,25 +80,51 @@ class ResultTokens:
                     sequence.state.landed(len(sequence.tokens) - 1, len(tokens))
             if sequence.is_finished:
                 continue
-            if len(sequence.tokens) == sequence.prompt_len:
-                self._first_token(sequence, step)
-            taken = take(sequence, tokens)
-            step.sequence_ids.append(sequence.id)
-            step.token_ids.append(taken[0])
+            taken = self._append(sequence, tokens, step)
             if draft is not None and not draft.is_sure:
-                verified[sequence.id] = (len(draft.tokens), min(len(tokens) - 1, len(taken)))
-            if len(taken) > 1:
-                more[sequence.id] = taken[1:]
+                step.verified[sequence.id] = (len(draft.tokens), min(len(tokens) - 1, len(taken)))
             if result.width >= 0 and sequence.request.params.logprobs:
                 step.logprobs[sequence.id] = logprobs.of_tokens(
                     result, first, len(taken), sequence.request.params
                 )
             if (forced := result.forced.get(row)) and len(taken) == len(tokens):
                 self._drafts.force(sequence, forced)
-            if (token := taken[-1]) in sequence.stop_ids:
-                self._end(sequence, FinishReason.STOP, token, step.ended)
-            elif len(sequence.tokens) >= sequence.max_len:
-                self._end(sequence, FinishReason.LENGTH, None, step.ended)
+            self._end_behind(sequence, taken[-1], step)
+
+    def take_blocks(
+        self, flight: Flight, result: StepResult, step: StepTokens, diffusion: Diffusion
+    ) -> None:
+        """What was found at the places of each sequence's block. A block's tokens come when it is complete;
+        what comes behind the sequence's end is dropped."""
+        size, tokens = diffusion.size, result.token_ids.tolist()
+        confidences = [] if result.confidences is None else result.confidences.tolist()
+        for row, sequence in enumerate(flight.sampled):
+            sequence.in_flight -= 1
+            block, places = sequence.block, slice(row * size, (row + 1) * size)
+            if sequence.is_finished or block is None:
+                continue
+            if diffusion.algorithm.fill(block, diffusion.mask_id, tokens[places], confidences[places]):
+                sequence.block = None
+                taken = self._append(sequence, block.tokens[block.num_given :], step)
+                self._end_behind(sequence, taken[-1], step)
+
+    def _append(self, sequence: Sequence, tokens: list[int], step: StepTokens) -> list[int]:
+        """Appends tokens to a sequence, as far as they come before its end. -> these"""
+        if len(sequence.tokens) == sequence.prompt_len:
+            self._first_token(sequence, step)
+        taken = take(sequence, tokens)
+        step.sequence_ids.append(sequence.id)
+        step.token_ids.append(taken[0])
+        if len(taken) > 1:
+            step.more[sequence.id] = taken[1:]
+        return taken
+
+    def _end_behind(self, sequence: Sequence, token: int, step: StepTokens) -> None:
+        """Ends a sequence whose last token is `token`, if it is one that ends it, or the last that fits."""
+        if token in sequence.stop_ids:
+            self._end(sequence, FinishReason.STOP, token, step.ended)
+        elif len(sequence.tokens) >= sequence.max_len:
+            self._end(sequence, FinishReason.LENGTH, None, step.ended)
 
     def _first_token(self, sequence: Sequence, step: StepTokens) -> None:
         """What is reported with the first token of an answer."""

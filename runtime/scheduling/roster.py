@@ -147,10 +147,10 @@ class Roster:
         """Sequences whose known tokens are all planned go on to decode."""
         if self.extending:
             for sequence in self.extending:
-                if sequence.computed_len == len(sequence.tokens):
+                if sequence.computed_len == sequence.extend_len:
                     insort(self.decoding, sequence, key=precedence)
                     self.shares.start(sequence.request.tenant)
-            self.extending = [s for s in self.extending if s.computed_len < len(s.tokens)]
+            self.extending = [s for s in self.extending if s.computed_len < s.extend_len]
 
     def last(self) -> Sequence:
         """The running sequence that is preempted first."""

@@ -22,11 +22,13 @@ from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.scheduling import logprobs
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Deadlines, Limit
+from runtime.scheduling.diffusion.algorithms import Diffusion
 from runtime.scheduling.drafts import Drafter
 from runtime.scheduling.encodings import Encodings, charge, encoded_for
+from runtime.scheduling.flight import Flight
 from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.micro_batches import MicroBatches
-from runtime.scheduling.planner import Flight, Planner
+from runtime.scheduling.planner import Planner
 from runtime.scheduling.recovery import GivenUp, Lost, Recovery
 from runtime.scheduling.result_tokens import ResultTokens
 from runtime.scheduling.roster import Roster
@@ -58,6 +60,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     lora_slots: LoraSlotConfig = LoraSlotConfig()  # of adapters
     max_encoded_rows: int | None = None  # of images, that the ranks keep; None: the model takes text alone
     keeps_images_whole: bool = False  # no step ends within an image
+    diffusion: Diffusion | None = None  # None: the model samples one token after the other
     replica: int = 0  # index of this scheduler's replica
     num_replicas: int = 1  # sequence ids are unique across replicas: id % num_replicas is the replica's index
 
@@ -122,6 +125,7 @@ class Scheduler:
             encodings=None
             if config.max_encoded_rows is None
             else Encodings(config.max_encoded_rows, keeps_whole=config.keeps_images_whole),
+            diffusion=config.diffusion,
         )
         self.results = ResultTokens(self.planner.drafts, self._end)
         self.early: list[StepTokens] = []  # tokens that came without a step, until their clients get them
@@ -155,9 +159,10 @@ class Scheduler:
         stop_ids = frozenset(
             params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self.config.eos_ids)
         )
-        stride = self.config.num_replicas
+        stride, diffusion = self.config.num_replicas, self.config.diffusion
+        size = 1 if diffusion is None else diffusion.size
         sequences = [
-            Sequence(self._next_id + i * stride, request, i, longest, stop_ids) for i in range(params.n)
+            Sequence(self._next_id + i * stride, request, i, longest, stop_ids, size) for i in range(params.n)
         ]
         self._next_id += params.n * stride
         self.roster.join(request, sequences)
@@ -224,6 +229,8 @@ class Scheduler:
             self.planner.drafts.passed(result.compute_s)
         if flight.encoded:
             charge(flight.encoded, result.encode_s)
+            if (encodings := self.planner.encodings) is not None:
+                encodings.learn(sum([rows for _, rows in flight.encoded]), result.encode_s)
         self.last_step = flight.step
         if self.cache.host.is_on:
             self.cache.host.confirm(flight.step)
@@ -242,7 +249,9 @@ class Scheduler:
                 self.failed.append((self._give_up(flight.sampled[row].request.id), failing))
         experts = {} if result.experts is None else self.planner.experts.take(result.experts, flight.routed)
         step = StepTokens([], [], ended, {}, prompts, hidden=hidden, experts=experts)
-        if flight.verified or result.num_tokens is not None:
+        if self.config.diffusion is not None:
+            self.results.take_blocks(flight, result, step, self.config.diffusion)
+        elif flight.verified or result.num_tokens is not None:
             self.results.take_verified(flight, result, step)
         else:
             self.results.take(flight, result, step)

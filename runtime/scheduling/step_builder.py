@@ -9,6 +9,7 @@ from runtime.cache.window import WindowSpan
 from runtime.messages.lora import LoraAssignment
 from runtime.messages.steps import (
     Admit,
+    BlockSampling,
     PageCopies,
     Samples,
     SlotSampling,
@@ -21,7 +22,8 @@ from runtime.scheduling.encodings import Encodings, RowsBuilder, token_grids
 from runtime.scheduling.hidden_states import Shown, ShownTokens
 from runtime.scheduling.step_costs import Work
 
-LAST, ALL = int(Samples.LAST), int(Samples.ALL)  # an attribute of an enumeration is looked up slowly
+# an attribute of an enumeration is looked up slowly
+LAST, ALL, BLOCK = int(Samples.LAST), int(Samples.ALL), int(Samples.BLOCK)
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
 _MASK64 = (1 << 64) - 1
 
@@ -62,8 +64,10 @@ def slot_sampling(sequence: Sequence, eos_ids: tuple[int, ...]) -> SlotSampling:
 class StepBuilder:
     """Rows in the order in which they will stand in the plan: decodes, verifies, extends."""
 
-    def __init__(self, encodings: Encodings | None = None) -> None:
-        """`encodings`: where rows of images come from; None: the model takes text alone."""
+    def __init__(self, encodings: Encodings | None = None, blocks: BlockSampling | None = None) -> None:
+        """`encodings`: where rows of images come from; None: the model takes text alone. `blocks`: of a
+        diffusion model."""
+        self._blocks = blocks
         self._encodings = encodings
         self._media = RowsBuilder()
         self.sequences: list[Sequence] = []  # one per row
@@ -155,7 +159,7 @@ class StepBuilder:
     def add_extend(self, sequence: Sequence, start: int, count: int) -> None:
         """A row of `count` known tokens from `start`; samples if they are the last known ones."""
         stop = start + count
-        is_last = stop == len(sequence.tokens)
+        is_last = stop == len(sequence.tokens) and self._blocks is None
         self.sequences.append(sequence)
         self._slots.append(sequence.slot)
         self._starts.append(start)
@@ -187,6 +191,19 @@ class StepBuilder:
             known = sequence.text_ids(start + 1, stop + 1)
             targets[: len(known)] = known
             self._targets.append(targets)
+
+    def add_block(self, sequence: Sequence, block: list[int]) -> None:
+        """A row of a block that is being filled in, behind the known blocks that are not computed yet."""
+        start, stop = sequence.computed_len, sequence.extend_len
+        count = stop - start + len(block)
+        self.sequences.append(sequence)
+        self.sampled.append(sequence)
+        self._slots.append(sequence.slot)
+        self._starts.append(start)
+        self._counts.append(count)
+        self._samples.append(BLOCK)
+        self._tokens.append(np.array([*sequence.text_ids(start, stop), *block], dtype=np.int32))
+        self.num_tokens += count
 
     def show_decodes(self) -> None:
         """Some of those that decode want to see hidden states or routed experts."""
@@ -244,6 +261,7 @@ class StepBuilder:
             media=self._media.build(),
             lora_assignment=lora_assignment,
             follows=follows,
+            blocks=self._blocks,
         )
 
     def _token_ids(self) -> np.ndarray:

@@ -28,6 +28,7 @@ from runtime.media_kind import MediaKind
 from runtime.messages.packed_arrays import pack
 from runtime.messages.prepare import MAX_MESSAGE_BYTES, PrepareRequest, PrepareResult
 
+NICENESS = 10  # the process leaves the cores to the event loop and the ranks
 INPUTS = {MediaKind.IMAGE: "images", MediaKind.AUDIO: "audio"}  # arguments of processors
 # what processors give besides, which says nothing of a file
 OTHERS = ("attention_mask", "token_type_ids", "mm_token_type_ids", "labels")
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--token-grids", action="store_true", help="positions of three numbers a token")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    os.nice(NICENESS)
     with socket.socket(fileno=arguments.socket) as connection:
         texts = msgspec.json.decode(arguments.texts, type=dict[MediaKind, str])
         serve(connection, arguments.folder, texts, has_token_grids=arguments.token_grids)

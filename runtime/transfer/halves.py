@@ -14,7 +14,7 @@ from runtime.metrics import Metrics
 from runtime.options.plan import Plan
 from runtime.transfer.engines import ENGINES, Setup
 from runtime.transfer.fetches import PageFetches
-from runtime.transfer.key import HEADER, OPTION, ROOM_FIELD, check_bearer, check_proof, link_key, read_key
+from runtime.transfer.key import HEADER, OPTION, ROOM_FIELD, SERVERS_KEY, check_bearer, check_proof, link_key
 from runtime.transfer.rooms import Rooms
 from runtime.transfer.service import PageService
 from runtime.transfer.transports import FAKE, SHM, EngineTransport, SharedMemory, Transport
@@ -149,7 +149,7 @@ def open_halves(plan: Plan) -> Halves | None:
     if mode == "null":
         return None
     backend = plan.disaggregation.disaggregation_transfer_backend
-    key = read_key(plan.disaggregation.disaggregation_key_file)
+    key = SERVERS_KEY.read(plan.disaggregation.disaggregation_key_file)
     return Halves(
         mode,
         plan.http.host,

@@ -15,53 +15,23 @@ where the key itself comes as bearer token, as that router sends the key of its 
 """
 
 import hmac
-import os
-from collections.abc import Mapping
-from pathlib import Path
 
-from runtime import log
-from runtime.errors import Forbidden, InvalidRequest, StartError
+from runtime.errors import Forbidden, InvalidRequest
 from runtime.messages.transfer import ROOMS, Transfer
-from runtime.regular_file import read_regular
+from runtime.nodes.secret import SharedSecret
 
 HEADER = "x-disaggregation"
-VARIABLE = "RUNTIME_DISAGGREGATION_KEY"
 OPTION = "--disaggregation-key-file"
-MIN_BYTES = 16
-MAX_BYTES = 4096
+SERVERS_KEY = SharedSecret(
+    noun="key",
+    option=OPTION,
+    variable="RUNTIME_DISAGGREGATION_KEY",
+    missing="disaggregation needs a key that the router and its servers share",
+    holders="the router and all its servers",
+)
 MAX_HEADER_CHARS = 512
-REMEDY = "make one with `openssl rand -hex 32`, the same for the router and all its servers"
 ROOM_FIELD = "bootstrap_room"  # of bodies, in place of the header
 HERE = "-"  # source of a request whose prompt the server itself computes
-
-
-def read_key(file: str | None, environment: Mapping[str, str] = os.environ) -> bytes:
-    """The key, without white space around it. Raises StartError where there is none, or one that could be
-    guessed; no error has any of it."""
-    if file is None:
-        key, source = environment.get(VARIABLE, "").encode(), VARIABLE
-        if not key:
-            raise StartError(
-                "disaggregation needs a key that the router and its servers share: give "
-                f"{OPTION}, or {VARIABLE} in the environment; {REMEDY}"
-            )
-    else:
-        key, source = _read(Path(file)), f"{OPTION} {file}"
-    key = key.strip()
-    if len(key) < MIN_BYTES:
-        raise StartError(f"the key of {source} has less than {MIN_BYTES} characters; {REMEDY}")
-    return key
-
-
-def _read(path: Path) -> bytes:
-    try:
-        key = read_regular(path, MAX_BYTES)
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise StartError(f"{OPTION} {path} can't be read ({error.strerror or error}); {REMEDY}") from None
-    if mode & 0o077:
-        log.get("transfer").warning("other users may read the key; chmod 600", path=str(path))
-    return key
 
 
 def link_key(key: bytes) -> bytes:

@@ -17,7 +17,7 @@ from runtime.options.plan import Plan
 from runtime.storage.identity import identity, weight_samples
 from runtime.transfer.encoder_service import EncoderService
 from runtime.transfer.encoders import Encoders, parse_address
-from runtime.transfer.key import link_key, read_key
+from runtime.transfer.key import SERVERS_KEY, link_key
 
 RECOVERY_S = 60.0  # for which an input waits for ranks that are started again
 AGAIN_S = 0.05  # between two tries
@@ -33,7 +33,7 @@ class EncoderServer:
         self.port = 0  # from `start` on
         self._address = plan.http.host, plan.disaggregation.disaggregation_bootstrap_port
         self._encode = encode
-        key = link_key(read_key(plan.disaggregation.disaggregation_key_file))
+        key = link_key(SERVERS_KEY.read(plan.disaggregation.disaggregation_key_file))
         self.service = EncoderService(key, encoder_identity(plan, model), self._encoded)
 
     async def start(self, tasks: TaskGroup) -> None:
@@ -57,7 +57,7 @@ def open_encoders(plan: Plan, model: ModelConfig) -> Encoders | None:
     if not plan.disaggregation.language_only:
         return None
     addresses = [parse_address(url) for url in plan.disaggregation.encoder_urls]
-    key = link_key(read_key(plan.disaggregation.disaggregation_key_file))
+    key = link_key(SERVERS_KEY.read(plan.disaggregation.disaggregation_key_file))
     return Encoders(addresses, key, encoder_identity(plan, model), _media(model).output_size)
 
 
@@ -66,7 +66,7 @@ def check_encoders(plan: Plan, model: ModelConfig) -> None:
     own = plan.disaggregation
     if own.encoder_only or own.language_only:
         _media(model)
-        read_key(own.disaggregation_key_file)
+        SERVERS_KEY.read(own.disaggregation_key_file)
         for url in own.encoder_urls:
             parse_address(url)
 

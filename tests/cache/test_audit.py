@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.cache.audit import PORTION, audit, findings
+from runtime.cache.audit import IDS, PORTION, audit, findings
 from runtime.cache.kv import KVCache
 from tests.cache.test_host import Steps
 from tests.cache.test_prefix import sequence
@@ -86,6 +86,20 @@ def test_what_is_read_outside_is_no_damage() -> None:
 
 
 def test_an_audit_comes_in_portions() -> None:
-    it = Steps(num_pages=9000)
+    """Of nodes, of free pages, and of pages whose owners are compared."""
+    it = Steps(num_pages=3 * IDS)
     it.run(*range(2 * 4 * PORTION + 3))
-    assert sum(1 for _ in audit(it.cache)) == 4
+    assert sum(1 for _ in audit(it.cache)) >= 4 + 3 + 3
+    found = 0
+    for _ in audit(it.cache):
+        found += 1
+        lose(it.cache)
+    assert found and not findings(it.cache).is_clean
+
+
+def test_pages_that_no_pool_has_are_found() -> None:
+    it = used()
+    it.cache.quarantine({2}, set())
+    it.cache.pool._free += [2, 99]
+    found = findings(it.cache)
+    assert found.pages == {2, 99} and "page 99 has 1 owners" in found.messages

@@ -30,10 +30,11 @@ def test_devices_attend_with_their_own() -> None:
     ("name", "phase", "device", "reason"),
     [
         ("triton", None, "cpu", "not possible on cpu"),
-        ("trtllm_mha", "decode", "cuda", "package"),
+        ("cutlass_mla", "decode", "cuda", "package"),
         ("aiter", None, "cuda", "not possible on cuda"),
-        ("flashmla", None, "cuda", "no adapter here yet"),
+        ("cutlass_mla", None, "cuda", "no adapter here yet"),
         ("cutlass_mla", "prefill", "cuda", "has no prefill"),
+        ("trtllm_mla", "prefill", "cuda", "has no prefill"),
         ("torch_native", None, "npu", "ascend"),
     ],
 )
@@ -47,8 +48,12 @@ def test_errors_say_what_is_missing(name: str, phase: str | None, device: str, r
         ("triton", (64, "float32", "fp8_e4m3", None), None),
         ("torch_native", (1, "bfloat16", "fp8_e4m3", 80), None),
         ("torch_native", (64, "bfloat16", "bfloat16", None), "no latent attention"),
+        ("cudnn", (16, "bfloat16", "fp8_e4m3", None), None),
         ("flashmla", (64, "bfloat16", "bfloat16", 128), "for latent attention"),
         ("flashmla", (16, "bfloat16", "bfloat16", None), "pages of 64"),
+        ("flashmla", (64, "bfloat16", "bfloat16", None), None),
+        ("flashmla", (64, "bfloat16", "fp8_e4m3", None), "pages of bfloat16 only"),
+        ("flashmla", (64, "float32", "float32", None), "computes in bfloat16 and float16"),
     ],
 )
 def test_what_suits_a_model(name: str, facts: tuple[int, str, str, int | None], reason: str | None) -> None:
@@ -82,6 +87,10 @@ def test_models_that_kernels_do_not_know() -> None:
         match=r"--prefill-attention-backend torch_native .* has no latent attention \(MLA\); take triton",
     ):
         card("--attention-backend torch_native", mla=Latents.mla)
+    with pytest.raises(OptionsError, match="trtllm_mha .*caps no scores"):
+        card("--attention-backend trtllm_mha", scores=ScoreKind(cap=50.0))
+    with pytest.raises(OptionsError, match="flashmla .*rotary parts of 512 and 64 numbers"):
+        card("--attention-backend flashmla", mla=structs.replace(Latents.mla, kv_rank=256))
     with pytest.raises(OptionsError, match="fa3 .*adds no biases of distance"):
         card("--attention-backend fa3 --page-size 16", scores=ScoreKind(is_biased=True))
     with pytest.raises(OptionsError, match="attend to some others.* cuda"):

@@ -15,6 +15,7 @@ from transformers.generation.utils import GenerateEncoderDecoderOutput
 from transformers.models.whisper.tokenization_whisper import _combine_tokens_into_words
 
 import runtime
+from runtime.actors.rank_commands import RankCommands
 from runtime.http.openai.audio.windows import windows
 from tests.e2e.test_transcriptions import LONG, PATH, wav
 from tests.models.make_audio import RATE, SOUND_PREPARATION
@@ -105,8 +106,17 @@ def client(engine: runtime.Engine) -> httpx.AsyncClient:
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.full)], ids=str
 )
-async def test_times_are_those_of_transformers(options: dict[str, Any], whisper: Path) -> None:
-    answers = Answers(whisper)
+async def test_times_are_those_of_transformers(
+    options: dict[str, Any], whisper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part of the sound is encoded once."""
+    answers, encode, encodings = Answers(whisper), RankCommands.encode, list[int]()
+
+    async def spy(self: RankCommands, command: Any) -> Any:
+        encodings.append(command.media.id)
+        return await encode(self, command)
+
+    monkeypatch.setattr(RankCommands, "encode", spy)
     async with runtime.Engine(model_path=str(whisper), **OPTIONS | options) as engine, client(engine) as http:
         files = {"file": ("a.wav", wav(LONG))}
         both = FORM | {"timestamp_granularities[]": ["word", "segment"]}
@@ -117,6 +127,7 @@ async def test_times_are_those_of_transformers(options: dict[str, Any], whisper:
             expected += answers.words(samples, begin / RATE, end / RATE, tokens, is_cut=len(tokens) > COUNT)
         assert len(expected) > 4 and len({one["end"] for one in expected}) > 4
         assert answer["words"] == expected
+        assert len(set(encodings)) == len(cuts) and min(encodings) >= 0, "the ranks keep what they encoded"
         texts = ["".join(one["text"].split()) for one in answer["segments"]]
         assert "".join(texts) == "".join(["".join(one["word"].split()) for one in answer["words"]])
         alone = (await http.post(PATH, files=files, data=WORDS)).json()

@@ -174,7 +174,7 @@ async def test_headers_of_answers_have_no_line_breaks() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00\x01", b"nothing\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
-async def test_what_is_no_request_gets_an_error_with_the_reason(data: bytes) -> None:
+async def test_bytes_that_are_no_request_get_an_error(data: bytes) -> None:
     """A client of https://, a program that speaks something else, and a request without a host."""
     async with serving(FakeService()) as address, Raw.connected(address) as client:
         await client.write(data)

@@ -22,6 +22,7 @@ INTERNLM2_NAMES = {
 
 # registered families whose checkpoints are made by a test of their own -> the test
 ELSEWHERE = {
+    **dict.fromkeys(("LLaDA2MoeModelLM", "SDAR", "SDARMoe"), "tests/e2e/test_diffusion.py"),
     "DeepseekOcr2Text": "tests/e2e/test_deepseek_ocr.py",
     "Qwen3VLMoeText": "tests/models/test_wrappers.py",
     "WhisperForConditionalGeneration": "tests/e2e/test_whisper.py",

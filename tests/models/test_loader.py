@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from runtime.devices import progress
 from runtime.errors import ModelError, StartError
 from runtime.models.config.weight_files import INDEX_FILE
 from runtime.models.llama import Llama
@@ -142,7 +143,8 @@ def test_stacks_of_experts_are_read_as_strictly(
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_progress_and_sizes(tmp_path: Path) -> None:
+def test_progress_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "GAP_S", 0.0)
     folder = make_checkpoint("llama", tmp_path, shard_size="60KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
     seen: list[tuple[str, int, int]] = []

@@ -10,7 +10,7 @@ from runtime.errors import OptionsError, StartError
 from runtime.messages.nodes import Identity
 from runtime.nodes.addresses import Address, interface_to, interface_variables, parse_address
 from runtime.nodes.identity import checkpoint_digest, differences, given_options, identity_of
-from runtime.nodes.secret import read_secret
+from runtime.nodes.secret import NODES_SECRET
 from runtime.options.parse import from_argv
 from runtime.options.plan import Plan
 from runtime.options.resolve import plan_for
@@ -52,8 +52,8 @@ def test_the_interface_is_that_of_the_route(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_secret_of_a_file_or_of_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("0123456789abcdef\n")
-    assert read_secret(str(file), {}) == b"0123456789abcdef"
-    assert read_secret(None, {"RUNTIME_DIST_SECRET": " fedcba9876543210 "}) == b"fedcba9876543210"
+    assert NODES_SECRET.read(str(file), {}) == b"0123456789abcdef"
+    assert NODES_SECRET.read(None, {"RUNTIME_DIST_SECRET": " fedcba9876543210 "}) == b"fedcba9876543210"
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_no_secret_and_bad_ones(
     if text is not None:
         file.write_text(text)
     with pytest.raises(StartError, match=message) as caught:
-        read_secret(None if text is None else str(file), environment)
+        NODES_SECRET.read(None if text is None else str(file), environment)
     assert "openssl rand" in str(caught.value) and "short " not in str(caught.value)
 
 
 def test_a_secret_file_is_a_regular_one(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="a folder"):
-        read_secret(str(tmp_path), {})
+        NODES_SECRET.read(str(tmp_path), {})
 
 
 def test_given_options_agree_where_they_must() -> None:

@@ -3,6 +3,7 @@
 import pytest
 from msgspec import structs
 
+from runtime.models.config.diffusion_families import BlockDiffusion
 from runtime.models.config.moe_config import MoeConfig
 from runtime.options.declare import Derived
 from runtime.options.facts import DEVICES, MachineFacts
@@ -17,6 +18,11 @@ class Model:
     windows = (0, 1024)
     moe: MoeConfig | None = None
     mla = None
+    diffusion: BlockDiffusion | None = None
+
+
+class Blocks(Model):
+    diffusion = BlockDiffusion(block_size=24, mask_id=5)
 
 
 class Untyped(Model):
@@ -49,7 +55,8 @@ def machine(cores: int) -> MachineFacts:
         (schedule.max_step_ms(512, CPU), 200.0, "as fast as one reads"),
         (schedule.max_step_ms(-1, CPU), 0.0, "not split"),
         (schedule.max_step_ms(512, DEVICES["null"]), 0.0, "is short"),
-        (memory.page_size(CPU), 16, "kernels of cpu"),
+        (memory.page_size(CPU, Model), 16, "kernels of cpu"),
+        (memory.page_size(CPU, Blocks), 48, "whole blocks of 24"),
         (schedule.random_seed(machine(1)), 7, "drawn"),
         (parallel.num_ranks(4, 2), 8, "one process"),
         (graphs.cuda_graph_max_bs(CPU, 64, False, False, "triton", 1), 0, "captures no graphs"),

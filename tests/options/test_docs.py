@@ -54,13 +54,13 @@ def test_schema_follows_the_table() -> None:
     properties = schema()["properties"]
     assert properties["page-size"]["default"] == "auto" and properties["page-size"]["anyOf"]
     assert properties["port"]["maximum"] == 65535 and properties["disable-radix-cache"]["type"] == "boolean"
-    assert "dllm-algorithm" not in properties and "config" not in properties
+    assert "tool-server" not in properties and "config" not in properties
     assert schema()["additionalProperties"] is False
 
 
 def test_help_shows_what_works_and_where_the_rest_is() -> None:
     text = help_text()
-    assert "--page-size int|auto" in text and "--dllm-algorithm" not in text
+    assert "--page-size int|auto" in text and "--tool-server" not in text
     assert f"{sum(not row.acts for row in EVERY)} further options" in text
     assert max(map(len, text.splitlines())) <= 140
 

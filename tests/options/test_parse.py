@@ -200,9 +200,9 @@ def test_options_that_are_not_here_may_ask_for_nothing(words: str) -> None:
     assert parsed.notices and all("it is what happens anyway" in notice for notice in parsed.notices)
 
 
-@pytest.mark.parametrize("words", ["--dllm-algorithm x"])
+@pytest.mark.parametrize("words", ["--tool-server x"])
 def test_and_are_refused_otherwise(words: str) -> None:
-    with pytest.raises(OptionsError, match="planned and not here yet"):
+    with pytest.raises(OptionsError, match="--tool-server is refused"):
         from_argv(words.split())
 
 

@@ -28,7 +28,7 @@ class Model:
     quantization = None
     head_dim, longest_head, scores, kv_sources, shares_blocks = 128, 128, ScoreKind(), (), False
     head_sizes = frozenset((128,))
-    chunk, media = 0, None
+    chunk, media, diffusion = 0, None, None
 
 
 PLAN_ONLY = {"num_ranks": "parallel", "max_step_tokens": "schedule"}  # values that are no options

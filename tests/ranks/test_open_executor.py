@@ -21,9 +21,18 @@ def test_imports_are_not_searched_for_garbage(monkeypatch: pytest.MonkeyPatch) -
         return really(name)
 
     monkeypatch.setattr(open_executor, "import_module", importing)
+    monkeypatch.setattr(open_executor, "USED_BY_STARTS", (*open_executor.USED_BY_STARTS, "colorsys"))
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)  # else all may be there
     import_device("cpu")
     assert seen and not any(seen)
     assert gc.isenabled() and gc.get_freeze_count() > 0
+
+
+def test_what_is_imported_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork that looked for it again would write to pages that it shares."""
+    import_device("cpu")
+    monkeypatch.setattr(open_executor, "import_module", None)
+    import_device("cpu")
 
 
 def test_an_unknown_device_leaves_collections_on() -> None:

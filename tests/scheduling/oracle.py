@@ -12,8 +12,10 @@ from random import Random
 
 import numpy as np
 
+from runtime.cache.block import Block
 from runtime.messages.steps import (
     OWN_DRAFT,
+    BlockSampling,
     PageCopies,
     PromptLogprobs,
     Samples,
@@ -21,12 +23,36 @@ from runtime.messages.steps import (
     StepPlan,
     StepResult,
 )
+from runtime.scheduling.diffusion.algorithms import Diffusion
 
 VOCAB = 50
 
 
 def next_token(tokens: list[int]) -> int:
     return blake2b(bytes(tokens), digest_size=4).digest()[0] % VOCAB
+
+
+def find(tokens: list[int], size: int) -> tuple[list[int], list[float]]:
+    """A token for each of the last `size` places and how likely it is, by all of `tokens`."""
+    digest = blake2b(np.array(tokens, np.int32).tobytes(), digest_size=2 * size).digest()
+    return [byte % VOCAB for byte in digest[:size]], [byte / 256 for byte in digest[size:]]
+
+
+def generate_blocks(prompt: list[int], diffusion: Diffusion, stop_ids: set[int], max_len: int) -> list[int]:
+    """What must come out of a diffusion model, whatever the schedule. The algorithms themselves are compared
+    elsewhere."""
+    tokens, size = list(prompt), diffusion.size
+    while len(tokens) < max_len and not stop_ids & set(tokens[len(prompt) :]):
+        known = len(tokens) - len(tokens) % size
+        block = Block.begin(tokens[known:], size, diffusion.mask_id)
+        while not diffusion.algorithm.fill(
+            block, diffusion.mask_id, *find([*tokens[:known], *block.tokens], size)
+        ):
+            pass
+        tokens[known:] = block.tokens
+    answer = tokens[len(prompt) : max_len]
+    ends = [i + 1 for i, token in enumerate(answer) if token in stop_ids]
+    return answer[: ends[0]] if ends else answer
 
 
 def generate(prompt: list[int], stop_ids: set[int], max_len: int) -> list[int]:
@@ -123,10 +149,17 @@ class OracleRank:
             self._recur(plan, rows)
         assert self.states or plan.states is None
         sampled: list[list[int]] = []
+        confidences: list[float] = []
         forced: dict[int, list[int]] = {}
         for row in rows:
             if row.samples is Samples.NONE:
                 self.lengths[row.slot] += len(row.tokens)
+                continue
+            if row.samples is Samples.BLOCK:
+                assert plan.blocks is not None
+                found, likely = self._fill(row, plan.blocks)
+                sampled.append(found)
+                confidences += likely
                 continue
             sampled.append(self._sample(row))
             if run := self._force(row, sampled[-1][-1]):
@@ -145,7 +178,17 @@ class OracleRank:
             self.seconds(plan),
             num_tokens=np.array(counts, np.int32) if max(counts, default=1) > 1 else None,
             forced=forced,
+            confidences=np.array(confidences, np.float32) if plan.blocks is not None else None,
         )
+
+    def _fill(self, row: Row, blocks: BlockSampling) -> tuple[list[int], list[float]]:
+        """What is found at the places of the row's last block, and how likely it is, by all that is seen
+        there. The block is not kept."""
+        end = row.start + len(row.tokens)
+        assert row.start % blocks.size == end % blocks.size == 0, "blocks stand at multiples of their size"
+        assert blocks.mask_id not in row.tokens[: -blocks.size], "a mask in a block that is complete"
+        self.lengths[row.slot] = end - blocks.size
+        return find(self._stored(row.slot, end), blocks.size)
 
     def touched(self, last_step: int, *, loads: bool) -> set[int]:
         """Host pages that steps after `last_step` save to, or load from."""

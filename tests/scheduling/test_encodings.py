@@ -107,6 +107,24 @@ def test_a_step_takes_no_more_than_there_is_room_for() -> None:
     assert step(small, Rank(), both, 0, 20) == (10, 1), "one that is larger than all room runs alone"
 
 
+def test_a_step_encodes_no_more_than_it_has_time_for() -> None:
+    """One image at least: no prompt stands still."""
+    encodings, three = Encodings(100), sequence(image(b"a", 2), image(b"b", 8), image(b"c", 14))
+    encodings.begin()
+    encodings.most_s = 0.001
+    assert encodings.cut(three, 0, 20, 20) == 20, "what an image takes is not known yet"
+    encodings.restart()
+    encodings.learn(ROWS, 1.0)
+    for most_s, begin, end in ((0.5, 0, 8), (1.9, 8, 14), (2.0, 8, 20), (None, 0, 20)):
+        encodings.restart()
+        encodings.begin()
+        encodings.most_s = most_s
+        assert begin + encodings.cut(three, begin, 20 - begin, 20 - begin) == end
+    encodings.begin()
+    encodings.most_s = 0.0
+    assert encodings.cut(three, 0, 20, 20) == 20, "what is there takes no time"
+
+
 def test_what_was_never_sent_is_not_dropped() -> None:
     encodings, rank = Encodings(ROWS), Rank()
     encodings.begin()

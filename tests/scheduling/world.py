@@ -19,7 +19,7 @@ from runtime.scheduling.roster import Roster
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from tests.cache.router import Router
 from tests.cache.walk import listen
-from tests.scheduling.oracle import OracleRank, generate
+from tests.scheduling.oracle import OracleRank, generate, generate_blocks
 from tests.scheduling.storing import Shelf
 
 EOS = 7
@@ -237,6 +237,8 @@ class World:
         longest = min(self.config.max_len, self.config.pool_tokens)
         if params.max_new_tokens:
             longest = min(longest, len(request.prompt_ids) + params.max_new_tokens)
+        if self.config.diffusion is not None:
+            return generate_blocks(request.prompt_ids, self.config.diffusion, stop, longest)
         return generate(request.prompt_ids, stop, longest)
 
     def check_pages(self) -> None:

@@ -25,6 +25,7 @@ ROOMS = (
     "options",
     "parsing",
     "pdmux_settings.py",
+    "preparation",
     "ranks",
     "ray.py",
     "rpc",
@@ -40,6 +41,7 @@ ROOMS = (
 # files that name Any, and what for
 UNTYPED = {
     "runtime/devices/cuda/attention_backends.py": "each backend has a type of plan of its own",
+    "runtime/devices/cuda/cudnn_pages.py": "nvidia-cudnn-frontend has no types",
     "runtime/devices/cuda/compile_ahead.py": "arguments of any kernel, and of any operator of torch",
     "runtime/layers/attention/spans.py": "each device has a type of plan of its own",
     "runtime/models/transformers_media.py": "arguments of any model of transformers",

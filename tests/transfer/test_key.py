@@ -6,7 +6,7 @@ import pytest
 
 from runtime.errors import Forbidden, InvalidRequest, StartError
 from runtime.messages.transfer import ROOMS, Transfer
-from runtime.transfer.key import VARIABLE, check_proof, header_value, parse_header, parse_source, read_key
+from runtime.transfer.key import SERVERS_KEY, check_proof, header_value, parse_header, parse_source
 
 KEY = b"0123456789abcdef"
 
@@ -46,10 +46,12 @@ def test_sources() -> None:
 def test_where_it_is_read(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_bytes(KEY + b"\n")
-    assert read_key(str(file), {}) == read_key(None, {VARIABLE: KEY.decode()}) == KEY
+    assert (
+        SERVERS_KEY.read(str(file), {}) == SERVERS_KEY.read(None, {SERVERS_KEY.variable: KEY.decode()}) == KEY
+    )
     with pytest.raises(StartError, match="openssl rand"):
-        read_key(None, {})
+        SERVERS_KEY.read(None, {})
     with pytest.raises(StartError, match="less than 16"):
-        read_key(None, {VARIABLE: "short"})
+        SERVERS_KEY.read(None, {SERVERS_KEY.variable: "short"})
     with pytest.raises(StartError, match="can't be read"):
-        read_key(str(tmp_path / "none"), {})
+        SERVERS_KEY.read(str(tmp_path / "none"), {})

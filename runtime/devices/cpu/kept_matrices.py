@@ -35,6 +35,7 @@ from runtime.devices.cpu.packed_memory import load_data
 from runtime.devices.packed import KeptMismatch
 
 MIN_BYTES = 64 << 20  # of packed weights: fewer are packed as fast as they are found
+MOST_GROWTH = 4  # packed bytes for a byte of a checkpoint: 8-bit floats that are computed in float32
 LOW_PRIORITY = 10  # nice value of the writer
 # code that decides what is packed of a checkpoint, and how: files, and folders with all Python in them
 PACKING = (
@@ -69,6 +70,10 @@ class KeptPackedWeights:
         self.storages: set[int] = set()
         self.writer: Thread | None = None  # of the latest file
         self.log = log.get("start")
+
+    def keeps(self, num_bytes: int) -> bool:
+        """See KeptWeights.keeps."""
+        return num_bytes * MOST_GROWTH >= MIN_BYTES
 
     def open(self, key: str, *, writes: bool) -> frozenset[str]:
         """See KeptWeights.open."""

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Ops
-from runtime.devices.cpu.kernels.library import Choices, Logits, SeenTokens
+from runtime.devices.cpu.kernels.library import Choices, Logits, Masks, SeenTokens
 from runtime.devices.cpu.matrices import Threads
-from runtime.devices.operands import Seen
+from runtime.devices.operands import Seen, TokenMasks
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.fused_ops import UnfusedOps, penalise
 
@@ -19,6 +19,7 @@ class CpuLogitsOps:
     """LogitsOps by the threads of a rank."""
 
     needs_finite = False
+    takes_masks = True
 
     def __init__(self, threads: Threads) -> None:
         self.threads = threads
@@ -26,17 +27,21 @@ class CpuLogitsOps:
         self.handle: int = self.functions.kernels_sampler(threads.handle)
         weakref.finalize(self, self.functions.kernels_free_sampler, self.handle).atexit = False
 
-    def choose(self, logits: Tensor, inputs: SamplingInputs | None) -> Tensor:
+    def choose(
+        self, logits: Tensor, inputs: SamplingInputs | None, masks: TokenMasks | None = None
+    ) -> Tensor:
         """See LogitsOps.choose."""
         rows = logits.contiguous()
         tokens = torch.empty(len(rows), dtype=torch.int64)
         choices, arrays = None, list[Tensor]()
+        kept = None if masks is None else _contiguous(masks)
+        banned = None if kept is None else ctypes.byref(_masks(kept))
         if inputs is not None:
             wanted = (inputs.temperature, inputs.top_p, inputs.min_p, inputs.top_k, inputs.uniform)
             arrays = [each.contiguous() for each in wanted]
             choices = ctypes.byref(Choices(*(each.data_ptr() for each in arrays)))
         self.functions.kernels_sample(
-            self.threads.handle, self.handle, ctypes.byref(_logits(rows)), choices, tokens.data_ptr()
+            self.threads.handle, self.handle, ctypes.byref(_logits(rows)), banned, choices, tokens.data_ptr()
         )
         return tokens
 
@@ -60,13 +65,9 @@ class CpuLogitsOps:
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         """See Ops.mask."""
-        places, words = rows.contiguous(), bits.contiguous()
+        masks = _contiguous(TokenMasks(rows, bits))
         self.functions.kernels_mask(
-            self.threads.handle,
-            ctypes.byref(_logits(logits)),
-            places.data_ptr(),
-            len(places),
-            words.data_ptr(),
+            self.threads.handle, ctypes.byref(_logits(logits)), ctypes.byref(_masks(masks))
         )
 
     def penalise(self, logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
@@ -97,3 +98,12 @@ class CpuFusedOps(UnfusedOps):
 
 def _logits(rows: Tensor) -> Logits:
     return Logits(rows.shape[0], rows.shape[1], rows.data_ptr())
+
+
+def _contiguous(masks: TokenMasks) -> TokenMasks:
+    return TokenMasks(masks.rows.contiguous(), masks.bits.contiguous())
+
+
+def _masks(masks: TokenMasks) -> Masks:
+    """Both tensors are contiguous, and live as long as the structure is used."""
+    return Masks(masks.rows.data_ptr(), len(masks.rows), masks.bits.data_ptr())

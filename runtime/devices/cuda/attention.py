@@ -11,13 +11,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
-from triton import knobs
 
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda.attention_blocks import ROLES_DTYPE, as_arguments, launch_with_roles
+from runtime.devices.cuda.attention_blocks import (
+    ROLES_DTYPE,
+    as_arguments,
+    cache_formats,
+    launch_latents_with_roles,
+    launch_with_roles,
+)
 from runtime.devices.cuda.attention_tiles import (
     FILL,
     MAX_SPLITS,
@@ -31,9 +35,7 @@ from runtime.devices.cuda.kernels.attention_splits import LOG2E, merge_splits_ke
 from runtime.devices.cuda.kernels.decode_work import MOST_ROWS, list_work
 from runtime.devices.cuda.kernels.launch import (
     FP8_KINDS,
-    INTERPRETER,
     Gpu,
-    dot_type,
     launch_options,
     next_power_of_2,
     starts_early,
@@ -42,6 +44,7 @@ from runtime.layers.upload import upload
 
 PLAIN_PAGE = 64  # tokens of which pages hold a multiple, so that tiles read with TMA lie in one
 PLAIN_ROPE = 64  # numbers of the rotary part of keys beside latents
+LATENT_DIM = 512  # numbers of a latent that all forms of tiles know
 MERGE_BLOCK = 512  # numbers of a result that a program of merge_splits_kernel computes
 MOST_COUNTERS = 1 << 15  # rows times KV heads of a listed launch
 # a page that holds any sequence: for keys that are contiguous, of as many heads as there is memory for
@@ -123,19 +126,6 @@ def plan_of_decodes(rows: Tensor, page_tables: Tensor, page_size: int) -> Attent
     """The plan of decode rows int32 [4, R], as of AttentionLaunch, whose lengths the host does not know."""
     longest = page_tables.shape[2] * page_size
     return AttentionPlan((AttentionLaunch(rows, 0, rows.shape[1], longest, None),), page_tables, page_size)
-
-
-def cache_formats(kv_dtype: torch.dtype, dtype: torch.dtype, gpu: Gpu) -> tuple[str, tl.dtype]:
-    """How a kernel reads caches of `kv_dtype` ("" for a cache in the dtype of queries, else as from_fp8), and
-    the dtype of its products with queries of `dtype`.
-
-    8-bit floats become float16, which holds each of them exactly, and so are products where queries have 16
-    bits: a product of bfloat16 numbers would take another conversion of every key and value.
-    """
-    kind = FP8_KINDS.get(kv_dtype, "")
-    if kind and dtype == torch.bfloat16 and gpu != INTERPRETER and not knobs.runtime.interpret:
-        return "native" if kind == "e4m3" and gpu.has_fp8 else kind, tl.float16
-    return kind, dot_type(dtype)
 
 
 def split_counters(gpu: Gpu, torch_device: torch.device, *, lists: bool = False) -> Tensor:
@@ -221,8 +211,10 @@ def _grid_of(
     counters: Tensor | None,
     *,
     is_plain: bool,
+    is_latent: bool,
 ) -> _Grid:
-    """`counters`: of parts that are listed; None: nothing is. `is_plain`: see select_tile."""
+    """`counters`: of parts that are listed; None: nothing is. `is_plain`: see select_tile. `is_latent`: keys
+    have a rotary part."""
     window = scores.window
     kv_heads = keys.shape[1]
     group = q.shape[1] // kv_heads
@@ -231,16 +223,18 @@ def _grid_of(
     heads = min(group, tile.m)
     columns = kv_heads * triton.cdiv(group, heads)
     rows = launch.num_queries
-    if counters is not None and launch.ends is None and rows <= min(MOST_ROWS, len(counters) // columns):
+    lists = launch.ends is None and not tile.walk.groups
+    if counters is not None and lists and rows <= min(MOST_ROWS, len(counters) // columns):
         work = launch.work_of(max(1, FILL * gpu.num_cores // columns), window, tile.n)
         return _Grid(tile, group, heads, work, work.shape[1], columns, 1, True)
     tiles = None if launch.ends is None else launch.tiles_of(tile.m // heads)
     num_tiles = rows if tiles is None else tiles.shape[1]
     max_kv_len = min(launch.max_kv_len, window or launch.max_kv_len)
     splits = select_splits(num_tiles * columns, max_kv_len, tile, gpu)
-    is_fit = splits == 1 and scores.sinks is None and q.dtype == keys.dtype == ROLES_DTYPE
+    is_fit = is_latent if dim == LATENT_DIM else splits == 1 and not is_latent
+    is_fit = is_fit and scores.sinks is None and q.dtype == keys.dtype == ROLES_DTYPE
     if tile.walk.groups and not is_fit:
-        return _grid_of(q, keys, dim, launch, scores, gpu, counters, is_plain=False)
+        return _grid_of(q, keys, dim, launch, scores, gpu, counters, is_plain=False, is_latent=is_latent)
     return _Grid(tile, group, heads, tiles, num_tiles, columns, splits)
 
 
@@ -268,13 +262,16 @@ def launch_attention(
     dim_v = values.shape[2]
     dim = max(keys.shape[2], dim_v)
     is_plain = _is_plain(keys, values, ropes, plan, scores)
-    grid = _grid_of(q, keys, dim, launch, scores, gpu, counters if lists else None, is_plain=is_plain)
+    listing, is_latent = counters if lists else None, ropes is not None
+    grid = _grid_of(q, keys, dim, launch, scores, gpu, listing, is_plain=is_plain, is_latent=is_latent)
+    if grid.tile.walk.groups:
+        counters = None  # such programs do not merge
     if grid.is_listed:
         parts = q.new_empty(grid.num_tiles, q.shape[1], dim_v, dtype=torch.float32)
         result = _Result(parts, parts.new_empty(parts.shape[:2]), out, counters)
         _launch_kernel(result, q, keys, values, launch, plan, scores, grid, q_rope, ropes, gpu)
         return
-    if grid.tile.walk.groups and grid.tiles is not None:
+    if grid.tile.walk.groups and grid.tiles is not None and not is_latent:
         places = plan.page_tables[0], launch.rows, grid.tiles
         scale = scores.scale * LOG2E.value
         launch_with_roles(out, q, (keys, values), places, launch.first, plan.page_size, scale, grid.tile, gpu)
@@ -303,6 +300,21 @@ def launch_attention(
     )
 
 
+def _launch_latents(
+    result: _Result,
+    queries: tuple[Tensor, Tensor],
+    caches: tuple[Tensor, Tensor],
+    launch: AttentionLaunch,
+    plan: AttentionPlan,
+    scores: Scores,
+    grid: _Grid,
+) -> None:
+    places = plan.page_tables[0], launch.rows, grid.tiles
+    shape, scale = (grid.num_tiles, grid.columns, grid.splits), scores.scale * LOG2E.value
+    numbers = grid.heads, launch.first, plan.page_size, scale
+    launch_latents_with_roles((result.out, result.lse), queries, caches, places, shape, *numbers, grid.tile)
+
+
 def _launch_kernel(
     result: _Result,
     q: Tensor,
@@ -316,6 +328,9 @@ def _launch_kernel(
     ropes: Tensor | None,
     gpu: Gpu,
 ) -> None:
+    if grid.tile.walk.groups and q_rope is not None and ropes is not None:
+        _launch_latents(result, (q, q_rope), (keys, ropes), launch, plan, scores, grid)
+        return
     fp8, dot = cache_formats(keys.dtype, q.dtype, gpu)
     early = starts_early(gpu)
     caches = [x if not fp8 or x is None else x.view(torch.uint8) for x in (keys, values, ropes)]
@@ -326,17 +341,13 @@ def _launch_kernel(
     counters = rows if result.counters is None else result.counters
     arguments = as_arguments(caches, plan.page_size, grid.tile)
     pointers = (result.out, result.lse, merged, counters, q, queries, *arguments)
-    lists = (
-        table,
-        rows,
-        rows if grid.tiles is None else grid.tiles,
-        rows if scores.sinks is None else scores.sinks,
-        rows if scores.slopes is None else scores.slopes,
-    )
+    optional = (rows if x is None else x for x in (grid.tiles, scores.sinks, scores.slopes))
     strides = (table.stride(0), q.stride(0), q.stride(1), queries.stride(0), queries.stride(1))
     paged_attention_kernel[(grid.num_tiles, grid.columns, grid.splits)](
         *pointers,
-        *lists,
+        table,
+        rows,
+        *optional,
         rows.stride(0),
         grid.num_tiles,
         launch.first,

@@ -8,7 +8,7 @@ return the log-sum-exp of each row, from which `apply_sinks` computes the same r
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,10 +19,12 @@ from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda import attention as paged
 from runtime.devices.cuda.kernels.launch import Gpu
+from runtime.devices.cuda.mla import UpProjection, mla_attention
 from runtime.errors import StartError
 from runtime.layers.attention import sdpa
 
 Metadata = TypeVar("Metadata")
+Planned = TypeVar("Planned", contravariant=True)
 
 
 class AttentionBackend(Protocol[Metadata]):
@@ -50,6 +52,23 @@ class AttentionBackend(Protocol[Metadata]):
         ...
 
 
+class LatentAttention(Protocol[Planned]):
+    """What backends with latent attention (MLA) have in addition."""
+
+    def attend_latents(
+        self,
+        q: Tensor,
+        q_rope: Tensor,
+        latents: Tensor,
+        ropes: Tensor,
+        up: UpProjection,
+        metadata: Planned,
+        scale: float,
+    ) -> Tensor:
+        """Latent attention of these rows' queries, see Ops.latent_attention."""
+        ...
+
+
 class TritonBackend:
     """This project's Triton kernels, for one phase where the other phase has another backend."""
 
@@ -73,6 +92,19 @@ class TritonBackend:
     ) -> Tensor:
         """Paged attention."""
         return paged.attention(q, keys, values, metadata, scores, self.gpu)
+
+    def attend_latents(
+        self,
+        q: Tensor,
+        q_rope: Tensor,
+        latents: Tensor,
+        ropes: Tensor,
+        up: UpProjection,
+        metadata: paged.AttentionPlan,
+        scale: float,
+    ) -> Tensor:
+        """Absorbed or expanded latent attention."""
+        return mla_attention(q, q_rope, latents, ropes, up, metadata, scale, self.gpu)
 
     def replan(self, metadata: paged.AttentionPlan, lengths: np.ndarray) -> None:
         """Nothing to do: the kernels read lengths on the device."""
@@ -160,6 +192,24 @@ class HybridAttentionBackend:
             [phase.backend.attend(q[phase.queries], keys, values, phase.metadata, scores) for phase in phases]
         )
 
+    def attend_latents(
+        self,
+        q: Tensor,
+        q_rope: Tensor,
+        latents: Tensor,
+        ropes: Tensor,
+        up: UpProjection,
+        phases: PhasePlans,
+        scale: float,
+    ) -> Tensor:
+        """Latent attention of all rows of the step; see Ops.latent_attention."""
+        found = []
+        for phase in phases:
+            backend = cast(LatentAttention[Any], phase.backend)  # options.rules.kernels refuses others
+            part, rope = q[phase.queries], q_rope[phase.queries]
+            found.append(backend.attend_latents(part, rope, latents, ropes, up, phase.metadata, scale))
+        return found[0] if len(found) == 1 else torch.cat(found)
+
 
 def select_rows(plan: AttentionRows, rows: slice, num_decodes: int) -> AttentionRows:
     """A plan with some of the rows of a step: slots, starts and counts, which is all that backends read."""
@@ -181,6 +231,9 @@ BACKEND_CLASSES = {
     "flashinfer": "runtime.devices.cuda.flashinfer:FlashInferBackend",
     "fa3": "runtime.devices.cuda.flash:FlashAttention3Backend",
     "fa4": "runtime.devices.cuda.flash:FlashAttention4Backend",
+    "flashmla": "runtime.devices.cuda.flashmla:FlashMlaBackend",
+    "trtllm_mha": "runtime.devices.cuda.trtllm:TrtllmMhaBackend",
+    "trtllm_mla": "runtime.devices.cuda.trtllm:TrtllmMlaBackend",
 }
 
 

@@ -1,7 +1,7 @@
 """How attention is cut into programs: sizes of tiles, splits of keys, and lists of tiles, by the facts of the
 GPU."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +15,8 @@ MAX_SPLITS = 128
 class Walk:
     """How a program walks keys, see kernels/attention_keys.py: by descriptors (TMA), which a GPU of compute
     capability 9 has; with scores scaled in the exponent; in steps of so many tiles. With `groups` warps have
-    roles (kernels/attention_roles.py), and so many groups of them attend, each for 64 queries."""
+    roles, and so many groups of them attend: each for 64 queries (kernels/attention_roles.py), or of latents
+    for half of each (kernels/latent_roles.py)."""
 
     tma: bool = False
     folds: bool = False
@@ -32,7 +33,8 @@ class Walk:
 @dataclass(frozen=True, slots=True)
 class Tile:
     """Sizes of a program: queries, keys at a time, warps, and stages of the pipeline that reads keys; and how
-    many tiles of keys a split has at least."""
+    many tiles of keys a split has at least. Keys are split where there are fewer programs than `fill` for
+    each multiprocessor."""
 
     m: int
     n: int
@@ -40,6 +42,7 @@ class Tile:
     stages: int
     walk: Walk = Walk()
     least: int = 4
+    fill: int = FILL
 
 
 # Tiles of plain attention on Hopper by name, which bench.gpu_attention measures beside what ran there first:
@@ -65,17 +68,23 @@ DECODES = {
     "tma, splits of 2 tiles": Tile(16, 64, 4, 5, Walk(tma=True, folds=True), least=2),
     "tma, splits of 1 tile": Tile(16, 64, 4, 5, Walk(tma=True, folds=True), least=1),
 }
+# a program takes all of a multiprocessor's shared memory, so that one for each is a full turn
+ROLES = Tile(64, 64, 4, 2, Walk(tma=True, folds=True, groups=2), least=2, fill=1)
 FEW_LATENTS = {  # up to 16 queries
     "tma": Tile(16, 32, 4, 5, Walk(tma=True, folds=True)),
     "tma, 64 keys": Tile(16, 64, 4, 3, Walk(tma=True, folds=True)),
     "tma, 64 keys, 5 stages": Tile(16, 64, 4, 5, Walk(tma=True, folds=True)),
     "tma, splits of 1 tile": Tile(16, 32, 4, 5, Walk(tma=True, folds=True), least=1),
     "tma, 64 keys, splits of 1 tile": Tile(16, 64, 4, 3, Walk(tma=True, folds=True), least=1),
+    "roles": ROLES,
+    "roles, 2 programs": replace(ROLES, fill=2),
 }
 LATENTS = {
     "tma": Tile(64, 32, 8, 3, Walk(tma=True, folds=True)),
     "tma, 64 keys": Tile(64, 64, 8, 2, Walk(tma=True, folds=True)),
     "tma, 64 keys, splits of 1 tile": Tile(64, 64, 8, 2, Walk(tma=True, folds=True), least=1),
+    "roles": ROLES,
+    "roles, 2 programs": replace(ROLES, fill=2),
 }
 # which of them is chosen; None: what ran on a card before they were written
 CHOSEN: dict[str, Tile | None] = {"prompt": None, "decode": None, "few latents": None, "latents": None}
@@ -147,5 +156,5 @@ def select_tile(tile_queries: int, dim: int, itemsize: int, gpu: Gpu, *, is_plai
 def select_splits(num_programs: int, max_kv_len: int, tile: Tile, gpu: Gpu) -> int:
     """The number of splits of the keys: a power of two, so that programs fill the GPU and each of them has at
     least so many tiles as `tile` says."""
-    wanted = FILL * gpu.num_cores // max(1, num_programs)
+    wanted = tile.fill * gpu.num_cores // max(1, num_programs)
     return 1 << max(0, min(wanted, max_kv_len // (tile.least * tile.n), MAX_SPLITS).bit_length() - 1)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.base import Collectives, Device
 from runtime.devices.cuda.facts import FACTS
 from runtime.devices.cuda.green_contexts import open_partitions
@@ -21,6 +22,7 @@ from runtime.messages.ranks import StartRank
 if TYPE_CHECKING:
     from runtime.devices.cuda.attention_backends import HybridAttentionBackend
     from runtime.devices.cuda.graphs import CudaGraphs
+    from runtime.devices.cuda.norm_sums import NormSums
 
 INSTALL = f"install a torch that is built for CUDA, and triton: {install_line('cuda')}"
 OLDEST = (8, 0)  # asynchronous copies and bfloat16 products
@@ -96,6 +98,22 @@ def open_ranks(
     return ranks, open_links(ranks, torch_device, start.steps_in_flight)
 
 
+def open_norm_sums(
+    ranks: Collectives, torch_device: torch.device, options: CudaOptions
+) -> "NormSums | None":
+    """Memory through which norms sum over ranks; None: ranks sum before."""
+    from runtime.devices.cuda.collectives import NcclCollectives
+
+    if options.kernel_fusion != "all" or not isinstance(ranks, NcclCollectives):
+        return None
+    return ranks.open_norm_sums(torch_device)
+
+
+def has_all_experts(start: StartRank) -> bool:
+    """Whether this rank has all experts, or a part of each, at places of their own numbers."""
+    return start.ep_size == 1 and start.expert_places is None
+
+
 def open_graphs(
     start: StartRank,
     torch_device: torch.device,
@@ -122,7 +140,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         from runtime.devices.cuda.kernels.launch import gpu_of
         from runtime.devices.cuda.lora import CudaLoraOps
         from runtime.devices.cuda.mla_prolog import CudaPrologs
-        from runtime.devices.cuda.moe import CudaExperts
+        from runtime.devices.cuda.moe import CudaExperts, route_counter
         from runtime.devices.cuda.ops import CudaOps, SplitCounters
     except ModuleNotFoundError as error:
         raise StartError(f"--device cuda needs {error.name}, which is not installed; {INSTALL}") from error
@@ -134,15 +152,14 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     gpu = replace(gpu_of(torch_device), starts_early=options.starts_early)
     backends = options.prefill_attention_backend, options.decode_attention_backend
     attention_backend = open_hybrid_backend(*backends, dtype, gpu, torch.cuda.get_device_capability())
-    graphs = open_graphs(start, torch_device, options, attention_backend)
     fusion = options.kernel_fusion
     counters = SplitCounters.of(fusion, gpu, torch_device, lists=options.lists_work)
     ops = CudaOps(
         dtype, gpu, options.fp8_gemm_backend, attention_backend, fusion, counters, options.gemv_rows
     )
-    experts = CudaExperts(gpu, fusion)
+    counter = route_counter(torch_device, are_all_here=has_all_experts(start), fusion=fusion)
+    experts = CudaExperts(gpu, fusion, counter=counter)
     lora = start.adapters
-    adapters = None if lora is None else CudaLoraOps(gpu, torch_device, lora.num_lora_slots)
     return Device(
         FACTS,
         torch_device,
@@ -150,13 +167,14 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         experts,
         CudaMemory(start.ranks_on_machine, torch_device),
         ranks,
-        graphs,
+        open_graphs(start, torch_device, options, attention_backend),
         ep_size=start.ep_size,
         all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
-        lora_ops=adapters,
-        fused=CudaFusedOps(ops),
+        lora_ops=None if lora is None else CudaLoraOps(gpu, torch_device, lora.num_lora_slots),
+        fused=CudaFusedOps(ops, open_norm_sums(ranks, torch_device, options)),
         state_steps=open_state_steps(start.recurrent_backend),
         mla_prologs=None if fusion == "off" else CudaPrologs(),
+        joins_latents=any(BACKENDS[name].joins_latents for name in backends),
         streams=torch.cuda,
         partitions=open_partitions(start.multiplexing, torch_device),
         side_stream=SideStream(torch.cuda) if fusion == "all" else None,

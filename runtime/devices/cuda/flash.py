@@ -17,7 +17,7 @@ from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention_backends import apply_sinks
 from runtime.devices.cuda.kernels.launch import Gpu
-from runtime.devices.cuda.kv_ranges import decode_page_table, page_table_of
+from runtime.devices.cuda.kv_ranges import decode_page_table, kv_ranges, page_table_of
 from runtime.layers.upload import upload
 
 
@@ -29,6 +29,7 @@ class FlashRows:
     lengths: Tensor  # int32 [R], keys in it
     ends: Tensor | None  # int32 [R + 1]: where each row's queries begin; None: one query each
     longest: int  # queries of a row
+    longest_keys: int  # of a row; of captured rows, that one may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class FlashBackend:
     """What the two backends share; see AttentionBackend."""
 
     flash: Flash
+    adds_sinks = False  # the kernel adds sinks itself; False: the log-sum-exp does
 
     def plan(
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
@@ -64,7 +66,10 @@ class FlashBackend:
             page_size,
             {
                 window: FlashRows(
-                    *page_table_of(plan, page_tables[-1 if window else 0], page_size, window), ends, longest
+                    *page_table_of(plan, page_tables[-1 if window else 0], page_size, window),
+                    ends,
+                    longest,
+                    int(kv_ranges(plan.starts, plan.counts, page_size, window)[1].max()),
                 )
                 for window in windows
             },
@@ -74,25 +79,21 @@ class FlashBackend:
         self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> FlashPlan:
         """The attention plan of captured decode rows, from tensors on the device alone."""
-        return FlashPlan(
-            page_size,
-            {
-                window: FlashRows(
-                    *decode_page_table(slots, lengths, page_tables[-1 if window else 0], page_size, window),
-                    None,
-                    1,
-                )
-                for window in windows
-            },
-        )
+        rows = {}
+        for window in windows:
+            pages = page_tables[-1 if window else 0]
+            table, keys = decode_page_table(slots, lengths, pages, page_size, window)
+            rows[window] = FlashRows(table, keys, None, 1, table.shape[1] * page_size)
+        return FlashPlan(page_size, rows)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, metadata: FlashPlan, scores: Scores) -> Tensor:
         """Attention of these rows' queries."""
         rows = metadata.rows[scores.window]
         pages = [cache.unflatten(0, (-1, metadata.page_size)) for cache in (keys, values)]
         queries = q.unsqueeze(1) if rows.ends is None else q  # [R, 1, H, D] or [T, H, D]
-        result = self.flash(queries, pages[0], pages[1], rows, scores, wants_lse=scores.sinks is not None)
-        if scores.sinks is None:
+        wants_lse = scores.sinks is not None and not self.adds_sinks
+        result = self.flash(queries, pages[0], pages[1], rows, scores, wants_lse=wants_lse)
+        if scores.sinks is None or not wants_lse:
             return result.view(q.shape)
         out, lse = result[:2]  # float32 [R, H, 1] or [H, T]
         return apply_sinks(out.view(q.shape), lse.squeeze(2) if rows.ends is None else lse.T, scores.sinks)

@@ -11,10 +11,12 @@ from runtime.devices.cuda.kernels.decode_rows import begin_decodes, sampling_inp
 from runtime.devices.cuda.kernels.gemv import gemv, takes_gemv
 from runtime.devices.cuda.kernels.logits import apply_penalties
 from runtime.devices.cuda.kernels.norm import add_rms_norm
+from runtime.devices.cuda.kernels.norm_product import norm_product, takes_norm
 from runtime.devices.cuda.kernels.rotary import prepare_heads
+from runtime.devices.cuda.norm_sums import NormSums
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.cuda.weights import PackedWeight
-from runtime.devices.operands import DecodeRows, Seen, SlotParams, SlotTensors
+from runtime.devices.operands import DecodeRows, NormInputs, Seen, SlotParams, SlotTensors
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.fused_ops import UnfusedOps
 
@@ -26,6 +28,12 @@ class CudaFusedOps(UnfusedOps):
     """FusedOps (devices/operands.py) in Triton. What `ops.fusion` leaves out is computed as `ops` do."""
 
     ops: CudaOps
+
+    def __init__(self, ops: CudaOps, norm_sums: NormSums | None = None) -> None:
+        """`norm_sums`: memory of the ranks through which norms sum; None: ranks sum before."""
+        super().__init__(ops)
+        self.norm_sums = norm_sums
+        self.sums_ranks = norm_sums is not None
 
     def prepare_heads(
         self,
@@ -53,6 +61,18 @@ class CudaFusedOps(UnfusedOps):
         prepared.put(normed, feeds, codes)
         return normed, total
 
+    def add_rms_norm_of_ranks(self, inputs: NormInputs, feeds: object) -> tuple[Tensor, Tensor] | None:
+        """One launch of few rows, with 8 bits as of `add_rms_norm`."""
+        if self.norm_sums is None or not self.norm_sums.takes(inputs):
+            return None
+        prepared = self.ops.prepared
+        codes = None if prepared is None else prepared.codes_for(len(inputs.x), feeds, inputs.x)
+        normed, total = self.norm_sums.add(inputs, codes, early=self.ops.early)
+        if prepared is not None and codes is not None:
+            assert isinstance(feeds, PackedWeight), "it has codes"
+            prepared.put(normed, feeds, codes)
+        return normed, total
+
     def act_and_mul(self, x: Tensor, kind: Gate, feeds: object) -> Tensor:
         """As Ops.act_and_mul, and the result in 8 bits where a quantized weight is fed."""
         prepared = self.ops.prepared
@@ -72,6 +92,26 @@ class CudaFusedOps(UnfusedOps):
         if not is_fused or not isinstance(packed, Tensor) or torch.compiler.is_compiling():
             return None
         return gated_product(x, packed, self.ops.gpu)
+
+    def gated_product_of_norm(
+        self, inputs: NormInputs, packed: object, kind: Gate
+    ) -> tuple[Tensor, Tensor] | None:
+        """One launch of few rows with a weight in full."""
+        if self.ops.fusion != "all" or kind != "silu" or not takes_norm(inputs, packed):
+            return None
+        assert isinstance(packed, Tensor), "a weight in full"
+        dtype = inputs.x.dtype
+        gated, total, _ = norm_product(inputs, packed, self.ops.gpu, dtype, is_gated=True)
+        return gated, total
+
+    def router_logits_of_norm(
+        self, inputs: NormInputs, packed: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """One launch of few rows with a weight in the dtype of the model."""
+        is_narrow = packed.dtype == inputs.x.dtype
+        if self.ops.fusion != "all" or not is_narrow or not takes_norm(inputs, packed):
+            return None
+        return norm_product(inputs, packed, self.ops.gpu, torch.float32, keeps_norm=True)
 
     def pack_router(self, weight: Tensor) -> Tensor:
         """In the dtype of the model, half of what float32 reads, where torch's product has sums of another

@@ -12,7 +12,11 @@ from triton import knobs
 from runtime.devices.cuda import gemm_tiles
 from runtime.devices.cuda.fragments import FRAGMENTS
 from runtime.devices.cuda.gemm_tiles import TORCH_FROM, Tile, TileBytes, select_splits, select_tile
-from runtime.devices.cuda.kernels.activation_quantization import quantize_groups_kernel, quantize_rows_kernel
+from runtime.devices.cuda.kernels.activation_quantization import (
+    PART_ROWS,
+    quantize_groups_kernel,
+    quantize_rows_kernel,
+)
 from runtime.devices.cuda.kernels.epilogue import add_splits_kernel
 from runtime.devices.cuda.kernels.gemm import gemm_kernel
 from runtime.devices.cuda.kernels.launch import Gpu, dot_type, next_power_of_2
@@ -30,6 +34,7 @@ class GemmInputs:
     values: Tensor  # [rows, padded]; 8-bit floats as bytes
     factors: Tensor | None  # float32 [rows, groups or 1]: a product's sums are multiplied by them
     repeat: int  # slots that share a row
+    full: Tensor | None = None  # what the product makes `values` and `factors` of; None: they are known
 
 
 def quantize_activations(
@@ -123,11 +128,22 @@ def gemm(
 ) -> Tensor:
     """The product with one weight: x [N, ins] -> [N, outs] in the dtype of x. `inputs`: x as `packed` takes
     it, where that is known already. `counters`: of `split_counters`; None: partial sums are added in a launch
-    of their own."""
+    of their own, and inputs are quantized in one."""
     if len(x) == 0:
         return x.new_empty(0, packed.outs)
+    if inputs is None and counters is not None and quantizes_inside(x, packed):
+        values = x.new_empty(x.shape, dtype=torch.int8 if packed.inputs == "int8" else torch.uint8)
+        inputs = GemmInputs(values, x.new_empty(len(x), 1, dtype=torch.float32), 1, x)
     inputs = quantize_activations(x, packed) if inputs is None else inputs
     return _multiply(inputs, packed, None, len(x), len(x), x.dtype, gpu, bias=bias, counters=counters)
+
+
+def quantizes_inside(x: Tensor, packed: PackedWeight) -> bool:
+    """Whether the programs of a product quantize x [N, ins] themselves: few rows, with a scale for each that
+    is found in it."""
+    is_found = packed.input_scale is None and packed.input_offset is None and packed.columns is None
+    is_whole = packed.padded == packed.ins and not packed.has_group_input_scales and x.stride(-1) == 1
+    return packed.inputs != "" and is_found and is_whole and len(x) <= PART_ROWS.value
 
 
 def split_counters(gpu: Gpu, torch_device: torch.device) -> Tensor:
@@ -241,11 +257,13 @@ def _launch_kernel(
         *pointers,
         slots,
         expert_ids,
+        values if inputs.full is None else inputs.full,
         out.shape[-2],
         grid.num_tiles,
         out.shape[-1],
         width,
         values.stride(0),
+        values.stride(0) if inputs.full is None else inputs.full.stride(0),
         len(weight),
         1 if packed.scales is None else packed.scales.shape[1],
         1 if blocks is None else blocks.shape[2],
@@ -253,6 +271,7 @@ def _launch_kernel(
         INPUTS=packed.inputs,
         GROUP=packed.group,
         GROUPED_INPUTS=packed.has_group_input_scales,
+        QUANTIZES=inputs.full is not None,
         HAS_ZEROS=packed.zeros is not None,
         FACTORED=inputs.factors is not None and not packed.has_group_input_scales,
         SCALED=packed.has_output_scales,

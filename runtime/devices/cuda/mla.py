@@ -6,14 +6,26 @@ heads from the row's latents, as many heads at a time as fit the memory set asid
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention import ONE_PAGE, AttentionLaunch, AttentionPlan, launch_attention
-from runtime.devices.cuda.kernels.launch import FP8_KINDS, Gpu
+from runtime.devices.cuda.kernels.launch import FP8_KINDS, Gpu, next_power_of_2
 from runtime.models.config.mla_config import MAX_EXPANDED
+
+
+EXPANDED_PAGE = 64  # tokens of which expanded rows have room for a power of two of
+
+
+class AttendExpanded(Protocol):
+    """Attention of a row's last queries [n, H, N + P] over the first `length` of its expanded keys and
+    values, [room, H, N + P] and [room, H, V] -> [n, H, V]. The room is EXPANDED_PAGE times a power of two,
+    and zeros are behind the keys."""
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, length: int, scale: float) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +59,10 @@ def mla_attention(
     counters: Tensor | None = None,
     *,
     lists: bool = False,
+    attend: AttendExpanded | None = None,
 ) -> Tensor:
     """Attention of q [T, H, N] and q_rope [T, H, P] -> [T, H, V]; see Ops.latent_attention. `counters` and
-    `lists`: as of `attention` (attention.py)."""
+    `lists`: as of `attention` (attention.py). `attend`: attention of expanded rows; None: our own kernel."""
     out = q.new_empty(*q.shape[:2], up.values.shape[2])
     for launch in plan.launches:
         for rows in _launches_of(launch, plan, up):
@@ -83,6 +96,7 @@ def mla_attention(
                     Scores(scale),
                     gpu,
                     out[tokens],
+                    attend,
                 )
     return out
 
@@ -121,6 +135,7 @@ def _attend_expanded(
     scores: Scores,
     gpu: Gpu,
     out: Tensor,
+    attend: AttendExpanded | None,
 ) -> None:
     """Attention of one row over expanded keys and values: q [n, H, N + P] -> out [n, H, V]."""
     positions = torch.arange(launch.max_kv_len, device=q.device)
@@ -132,14 +147,23 @@ def _attend_expanded(
     dim, value_dim = q.shape[2], up.values.shape[2]
     table = torch.zeros(1, 1, 1, dtype=torch.int32, device=q.device).expand(1, plan.page_tables.shape[1], 1)
     row_plan = AttentionPlan((launch,), table, ONE_PAGE)
-    step = max(1, MAX_EXPANDED // ((dim + value_dim) * launch.max_kv_len))
+    length, room = launch.max_kv_len, launch.max_kv_len
+    if attend is not None:
+        room = next_power_of_2(-(-length // EXPANDED_PAGE)) * EXPANDED_PAGE
+    step = max(1, MAX_EXPANDED // ((dim + value_dim) * room))
     for at in range(0, num_heads, step):
         heads = slice(at, min(at + step, num_heads))
         num = heads.stop - at
-        keys = row_latents.new_empty(launch.max_kv_len, num, dim)
-        keys[..., :nope_dim] = (row_latents @ up.keys[heads].flatten(0, 1).T).unflatten(1, (num, nope_dim))
-        keys[..., nope_dim:] = row_ropes
-        values = torch.matmul(row_latents, up.values[heads]).transpose(0, 1).contiguous()
+        keys, values = (row_latents.new_empty(room, num, size) for size in (dim, value_dim))
+        keys[length:], values[length:] = 0, 0
+        keys[:length, :, :nope_dim] = (row_latents @ up.keys[heads].flatten(0, 1).T).unflatten(
+            1, (num, nope_dim)
+        )
+        keys[:length, :, nope_dim:] = row_ropes
+        values[:length] = torch.matmul(row_latents, up.values[heads]).transpose(0, 1)
+        if attend is not None:
+            out[:, heads] = attend(q[:, heads], keys, values, length, scores.scale)
+            continue
         attended = q.new_empty(len(q), num, value_dim)
         launch_attention(attended, q[:, heads], keys, values, launch, row_plan, scores, gpu)
         out[:, heads] = attended

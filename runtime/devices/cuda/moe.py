@@ -18,8 +18,8 @@ from runtime.devices.cuda.gemm import grouped_gemm
 from runtime.devices.cuda.gemm_tiles import SINGLE_SLOTS, TORCH_GROUPED_FROM, rows_of
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Gpu
-from runtime.devices.cuda.kernels.moe_permute import moe_align_block_size, moe_sum_reduce
-from runtime.devices.cuda.kernels.moe_routing import route
+from runtime.devices.cuda.kernels.moe_permute import ExpertTiles, moe_align_block_size, moe_sum_reduce
+from runtime.devices.cuda.kernels.moe_routing import route, route_aligned, slots_aligned
 from runtime.devices.cuda.options import KernelFusion
 from runtime.devices.cuda.weights import PackedWeight, pack, pack_dense, pack_mxfp4
 from runtime.devices.operands import CodedStack
@@ -30,20 +30,52 @@ from runtime.models.config.moe_config import Routing
 ExpertWeights = tuple[PackedWeight, PackedWeight]
 
 
+def route_counter(torch_device: torch.device, *, are_all_here: bool, fusion: KernelFusion) -> Tensor | None:
+    """By what the programs of a routing count themselves, where the last one aligns slots: where experts are
+    all on this rank, at places of their own numbers. 0 between launches."""
+    is_used = are_all_here and fusion == "all"
+    return torch.zeros(1, dtype=torch.int32, device=torch_device) if is_used else None
+
+
 class CudaExperts:
     """Experts (devices/base.py) in Triton."""
 
     def __init__(
-        self, gpu: Gpu, fusion: KernelFusion = "safe", grouped_from: int | None = TORCH_GROUPED_FROM
+        self,
+        gpu: Gpu,
+        fusion: KernelFusion = "safe",
+        grouped_from: int | None = TORCH_GROUPED_FROM,
+        counter: Tensor | None = None,
     ) -> None:
-        """`fusion`: see KernelFusion. `grouped_from`: as gemm_tiles.TORCH_GROUPED_FROM."""
+        """`fusion`: see KernelFusion. `grouped_from`: as gemm_tiles.TORCH_GROUPED_FROM. `counter`: by which
+        the last program of a routing aligns few slots (`route_counter`); None: in a launch of its own."""
         self.gpu = gpu
         self.fusion = fusion
         self.grouped_from = grouped_from
+        self.counter = counter
+        self.aligned: tuple[Tensor, ExpertTiles] | None = None  # ids that were routed last, and their tiles
 
     def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-        """Expert ids and weights of each token; see Experts.route."""
-        return route(logits, bias, routing)
+        """Expert ids and weights of each token; see Experts.route. Few slots are aligned at once, for experts
+        that are all here."""
+        num_slots, num_experts = len(logits) * routing.top_k, logits.shape[1]
+        size = self._tile_size(num_slots, num_experts)
+        if self.counter is None or not size or num_slots > slots_aligned(num_experts):
+            return route(logits, bias, routing)
+        ids, weights, tiles = route_aligned(logits, bias, routing, size, self.counter)
+        self.aligned = ids, tiles
+        return ids, weights
+
+    def _tile_size(self, num_slots: int, num_experts: int) -> int:
+        """Slots of a tile; 0: one, which need not be aligned."""
+        return 0 if num_slots <= SINGLE_SLOTS else rows_of(-(-num_slots // num_experts), self.gpu)
+
+    def _tiles(self, ids: Tensor, num_experts: int) -> ExpertTiles:
+        """Slots of `ids` by expert: those that were aligned when these very ids were routed, or new ones."""
+        size, aligned, self.aligned = self._tile_size(ids.numel(), num_experts), self.aligned, None
+        if aligned is not None and aligned[0] is ids and aligned[1].size == size:
+            return aligned[1]
+        return moe_align_block_size(ids, num_experts, size, fuses=self.fusion != "off")
 
     def pack(self, gate_up: Tensor, down: Tensor) -> ExpertWeights:
         """Weights in full."""
@@ -121,8 +153,7 @@ class CudaExperts:
             slots = grouped_by_torch(x, ids, packed)
             other = None if added is None else added()
             return moe_sum_reduce(slots, ids, weights.contiguous(), num_experts, other)
-        size = 0 if num_slots <= SINGLE_SLOTS else rows_of(-(-num_slots // num_experts), self.gpu)
-        tiles = moe_align_block_size(ids, num_experts, size, fuses=self.fusion != "off")
+        tiles = self._tiles(ids, num_experts)
         inner = grouped_gemm(x, gate_up, tiles, ids, ids.shape[1], self.gpu, gate=gate_up.gate)
         slots = grouped_gemm(inner, down, tiles, ids, 1, self.gpu, gate="")
         other = None if added is None else added()

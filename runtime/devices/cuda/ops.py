@@ -81,6 +81,7 @@ class CudaOps:
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> AttentionPlan | PhasePlans | SpanPlan:
         """The attention plan of a step."""
+        plan = plan.by_query() if plan.block_size else plan
         if plan.spans:
             return plan_spans(plan, page_tables, page_size, windows, self.dtype, self.plan_attention)
         if self.attention_backend is not None:
@@ -117,10 +118,13 @@ class CudaOps:
         latents: Tensor,
         ropes: Tensor,
         up: UpProjection,
-        plan: AttentionPlan,
+        plan: AttentionPlan | PhasePlans,
         scale: float,
     ) -> Tensor:
         """MLA over pages, q [T, H, N] and q_rope [T, H, P] -> [T, H, V]."""
+        if isinstance(plan, tuple):
+            assert self.attention_backend is not None, "only backends plan phases"
+            return self.attention_backend.attend_latents(q, q_rope, latents, ropes, up, plan, scale)
         counters = self.counters.attention
         lists = self.counters.lists
         return mla_attention(q, q_rope, latents, ropes, up, plan, scale, self.gpu, counters, lists=lists)

@@ -32,7 +32,7 @@ BLOCK = 1024  # words that a program copies
 
 @dataclass(frozen=True, slots=True)
 class CachePages:
-    """One cache of a layer: its pages on the GPU and in host memory, as rows of the same words."""
+    """One cache of a layer: its pages on the GPU and in host memory, as rows of parts of the same words."""
 
     gpu: Tensor
     host: Tensor
@@ -149,19 +149,33 @@ class CudaPageCopier:
 
 
 def cache_pages(cache: Tensor, part: np.ndarray, page_size: int) -> CachePages:
-    """One cache and `part`, uint8 [host pages, bytes of a page], as rows of the widest words that fit
-    both."""
-    pages, host = cache.view(len(cache) // page_size, -1).view(torch.uint8), torch.from_numpy(part)
-    if not any(number % 8 for number in (pages.shape[1], host.stride(0), host.data_ptr())):
+    """One cache and `part`, uint8 [host pages, bytes of a page], as rows of parts of the widest words that
+    fit both: one part where a page is contiguous, else one for each token."""
+    is_whole = cache.is_contiguous()
+    pages = (cache.flatten(1) if not is_whole else cache.view(len(cache) // page_size, -1)).view(torch.uint8)
+    pages = pages.unflatten(0, (len(cache) // page_size, -1))
+    host = torch.from_numpy(part).unflatten(1, pages.shape[1:])
+    numbers = (pages.shape[2], *pages.stride()[:2], pages.data_ptr(), host.stride(0), host.data_ptr())
+    if not any(number % 8 for number in numbers):
         return CachePages(pages.view(torch.int64), host.view(torch.int64))
     return CachePages(pages, host)
 
 
 def copy_pages(source: Tensor, target: Tensor, source_rows: Tensor, target_rows: Tensor) -> None:
-    """Copies rows of `source` to rows of `target`, int32 [N] each."""
-    width = source.shape[1]
-    copy_rows_kernel[(len(source_rows), triton.cdiv(width, BLOCK))](
-        source, target, source_rows, target_rows, source.stride(0), target.stride(0), width, BLOCK=BLOCK
+    """Copies rows of `source` to rows of `target`, [.., parts, words] both. The rows: int32 [N] each."""
+    parts, part = source.shape[1:]
+    copy_rows_kernel[(len(source_rows), triton.cdiv(parts * part, BLOCK))](
+        source,
+        target,
+        source_rows,
+        target_rows,
+        source.stride(0),
+        target.stride(0),
+        parts * part,
+        part,
+        source.stride(1),
+        target.stride(1),
+        BLOCK=BLOCK,
     )
 
 

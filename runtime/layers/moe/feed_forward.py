@@ -20,6 +20,7 @@ from torch.nn.functional import linear, pad
 from runtime.devices.all_to_all import MoeAllToAll, PackedExperts
 from runtime.devices.base import Device, ForwardBatch
 from runtime.devices.experts import AddingExperts
+from runtime.devices.operands import NormInputs
 from runtime.devices.packed import PackedWeight
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.fused_ops import fused_ops_of
@@ -95,13 +96,15 @@ class Router(Layer):
         """x [T, hidden] -> expert ids, int64 or int32 [T, k], and their weights, float32 [T, k]. `wide`: x as
         float32; None: it is made of x."""
         assert self.packed is not None
-        bias = None if self.e_score_correction_bias is None else self.e_score_correction_bias.tensor
         if not isinstance(self.packed, Tensor):
-            logits = self.ops.linear(x.float() if wide is None else wide, self.packed, None)
-        elif wide is None:
-            logits = self.fused.router_logits(x, self.packed)
-        else:
-            logits = linear(wide, self.packed)
+            return self.choose(self.ops.linear(x.float() if wide is None else wide, self.packed, None))
+        if wide is None:
+            return self.choose(self.fused.router_logits(x, self.packed))
+        return self.choose(linear(wide, self.packed))
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The results of `forward` from the product's, float32 [T, E]."""
+        bias = None if self.e_score_correction_bias is None else self.e_score_correction_bias.tensor
         if self.routing.score == "sparsemixer":
             return sparsemixer(logits, self.routing.jitter)
         return self.experts.route(logits, bias, self.routing)
@@ -165,8 +168,13 @@ class SparseFeedForward(Layer):
             None  # what Experts.pack or Experts.pack_quantized made of the weights
         )
         self.counts: Tensor | None = None  # int32 [experts]: routed tokens are counted here, if it is set
+        self.leaves_sum = False  # the sum over ranks to who reads the result
         # int32 [tokens, k]: the experts of each token of a step are written here, if it is set
         self.routed: Tensor | None = None
+
+    def leave_sum(self) -> None:
+        """See Linear.leave_sum."""
+        self.leaves_sum = True
 
     def allocate(self, formats: FormatLookup) -> None:
         """Takes memory for the experts of this rank. Raises ModelError where they are quantized
@@ -184,7 +192,29 @@ class SparseFeedForward(Layer):
         attention groups x has the tokens of all groups, and the result is a partial sum. `wide`: x as
         float32; None: it is made of x."""
         shared = self.begin_shared(x)
-        ids, weights = self.gate.forward(x, wide)
+        return self._routed(x, *self.gate.forward(x, wide), shared, batch)
+
+    def of_norm(self, inputs: NormInputs, batch: ForwardBatch) -> tuple[Tensor, Tensor] | None:
+        """(`forward` of the norm that add_rms_norm makes of `inputs`, x + residual), where the device has one
+        launch for the norm and the router's product; None: it has none."""
+        router = self.gate
+        if not isinstance(router.packed, Tensor):
+            return None
+        found = router.fused.router_logits_of_norm(inputs, router.packed)
+        if found is None:
+            return None
+        logits, total, x = found
+        return self._routed(x, *router.choose(logits), self.begin_shared(x), batch), total
+
+    def _routed(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        shared: Callable[[], Tensor] | None,
+        batch: ForwardBatch,
+    ) -> Tensor:
+        """The result of `forward` for tokens whose experts are known."""
         if self.gate.routing.scales_inputs:
             x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
         if self.sequence_parallel is not None and self.device.all_to_all is not None:
@@ -202,9 +232,9 @@ class SparseFeedForward(Layer):
         experts, start = self.device.experts, self.local.start
         if shared is not None and isinstance(experts, AddingExperts):
             out = experts.apply_added(x, ids, weights, self.packed, shared, start)
-            return sum_of_ranks(self.device, out)
-        out = add_shared(experts.apply(x, ids, weights, self.packed, start), shared)
-        return sum_of_ranks(self.device, out)
+        else:
+            out = add_shared(experts.apply(x, ids, weights, self.packed, start), shared)
+        return out if self.leaves_sum else sum_of_ranks(self.device, out)
 
     def _exchanged(
         self,

@@ -4,7 +4,7 @@ kernels."""
 from torch import Tensor
 
 from runtime.devices.base import Device, Ops
-from runtime.devices.operands import LogitsOps
+from runtime.devices.operands import LogitsOps, TokenMasks
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.sampling.sampler import logprobs
 
@@ -13,12 +13,16 @@ class PlainLogitsOps:
     """LogitsOps on any device."""
 
     needs_finite = True
+    takes_masks = False
 
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
 
-    def choose(self, logits: Tensor, inputs: SamplingInputs | None) -> Tensor:
+    def choose(
+        self, logits: Tensor, inputs: SamplingInputs | None, masks: TokenMasks | None = None
+    ) -> Tensor:
         """See LogitsOps.choose."""
+        assert masks is None, "masks are written to logits before (Ops.mask)"
         return logits.argmax(dim=1) if inputs is None else self.ops.sample(logits, inputs)
 
     def logprobs(self, logits: Tensor, targets: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -62,6 +62,12 @@ class HfGeneration(Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     repetition_penalty: float | None = None
 
+    @property
+    def sampling(self) -> dict[str, float]:
+        """Those of SAMPLING_KEYS that the file has."""
+        given = {key: getattr(self, key) for key in SAMPLING_KEYS}
+        return {key: value for key, value in given.items() if value is not None}
+
 
 class HfArchitectures(Struct, frozen=True):
     """The part of config.json that decides how the rest is read."""

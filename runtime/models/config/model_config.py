@@ -26,12 +26,12 @@ from runtime.models.config.block import (
     ScoreKind,
 )
 from runtime.models.config.config_files import decode, raw_files
+from runtime.models.config.diffusion_families import BlockDiffusion
 from runtime.models.config.dual_config import DUALS, DualText, dual_pooling, read_any_encoder
 from runtime.models.config.encoder_config import ENCODERS, Encoder, encoder_fields
 from runtime.models.config.family import Family
 from runtime.models.config.gguf.config import read_any_quantization
 from runtime.models.config.hf_config import (
-    SAMPLING_KEYS,
     HfArchitectures,
     HfConfig,
     HfGeneration,
@@ -119,6 +119,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     # of each layer: the one whose keys and values it reads; empty: each layer has its own
     kv_sources: tuple[int, ...] = ()
     recurrent: Recurrent | None = None  # kinds of layers, where some are recurrent; None: all have attention
+    diffusion: BlockDiffusion | None = None  # None: the model samples one token after the other
     rope: Rope
     layer_ropes: tuple[Rope, ...] = ()  # of each layer, where they differ
     positions: LearnedPositions | None = None  # None: tokens have no embeddings of their positions
@@ -351,7 +352,6 @@ def _resolve(
     head_dim = hf.head_dim or family.head_dim or hf.hidden_size // heads
     if head_dim % 2:
         raise ModelError(f"config.json: head_dim {head_dim} is odd; rotary positions need an even one")
-    given = {key: getattr(generation, key) for key in SAMPLING_KEYS}
     return ModelConfig(
         architecture=architecture,
         vocab_size=hf.vocab_size,
@@ -382,7 +382,7 @@ def _resolve(
         dtype=(hf.dtype or hf.torch_dtype or "").removeprefix("torch.") or None,
         bos_id=next(iter(token_ids(hf.bos_token_id)), None),
         eos_ids=tuple(dict.fromkeys(token_ids(generation.eos_token_id) + token_ids(hf.eos_token_id))),
-        sampling_defaults={key: value for key, value in given.items() if value is not None},
+        sampling_defaults=generation.sampling,
     )
 
 

@@ -58,7 +58,7 @@ class HfQwen25Vl(Struct, frozen=True):
     video_token_id: int = 151656
 
 
-class QwenVlEncoder(Struct, frozen=True, kw_only=True):
+class QwenVlEncoder(Struct, frozen=True, kw_only=True, tag=True):
     """The encoder of Qwen2-VL, or with `is_gated` that of Qwen2.5-VL."""
 
     placeholder_id: int  # the token of a prompt that stands for an image

@@ -13,6 +13,7 @@ from runtime.models.config import families
 from runtime.models.config import moe_families as experts
 from runtime.models.config.alibi_families import ALIBI
 from runtime.models.config.dense_families import DENSE
+from runtime.models.config.diffusion_families import DIFFUSION, LLADA2
 from runtime.models.config.dual_config import DUALS
 from runtime.models.config.encoder_config import ENCODERS
 from runtime.models.config.family import LLAMA, OF_TRANSFORMERS, Family
@@ -282,6 +283,7 @@ FAMILIES = {
     ),
     **ALIBI,
     **DENSE,
+    **DIFFUSION,
     **GEMMA,
     **GPT,
     **HYBRIDS,
@@ -292,7 +294,7 @@ FAMILIES = {
 TRANSFORMERS = Family(model_class=OF_TRANSFORMERS, window="alternating")
 
 # architectures that generate and have another name than family + ForCausalLM
-GENERATING = {"GPT2": "GPT2LMHeadModel", WHISPER: WHISPER}
+GENERATING = {"GPT2": "GPT2LMHeadModel", LLADA2: LLADA2, WHISPER: WHISPER}
 # architecture -> module:class
 MODELS = {
     **{GENERATING.get(name, name + GENERATES): family.model_class for name, family in FAMILIES.items()},

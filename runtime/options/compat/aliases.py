@@ -22,7 +22,7 @@ class Alias(Struct, frozen=True, kw_only=True):
     help: str
     means: str = ""
     values: Mapping[str, Value] = {}  # our value for each of their words, in lower case; other words pass on
-    status: Status = "planned"
+    status: Status = "refused"
     note: str = ""
     device: str = ""
 

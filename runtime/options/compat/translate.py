@@ -133,8 +133,6 @@ class _Collector(Struct):
             reason = f"{value} is not here yet"
         elif row.status == "refused":
             reason = f"is refused: {row.note}"
-        elif row.status == "planned":
-            reason = "is planned and not here yet"
         else:
             reason = f"is an option of {row.device} devices, which are not here yet"
         self.notes.append(f"{theirs} {reason}" + ("; left out" if self.only_working else ""))

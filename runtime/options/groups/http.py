@@ -18,7 +18,6 @@ from runtime.options.declare import (
     Seconds,
     Whole,
     option,
-    planned,
     refused,
     superseded,
 )

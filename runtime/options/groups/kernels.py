@@ -9,7 +9,7 @@ from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.cuda.options import GEMV_ROWS, MOST_GEMV_ROWS
 from runtime.devices.facts import DeviceFacts
 from runtime.messages.prompt_split import PromptSplit
-from runtime.options.declare import Amount, Auto, Count, Derived, Group, on_device, option, planned, refused
+from runtime.options.declare import Amount, Auto, Count, Derived, Group, on_device, option, refused
 from runtime.options.facts import MachineFacts, ModelFacts
 
 FewRows = A[int, Meta(ge=0, le=MOST_GEMV_ROWS)]

@@ -1,5 +1,6 @@
 """Memory of weights and of the pages that hold keys and values."""
 
+from math import lcm
 from typing import Annotated as A
 from typing import Literal
 
@@ -7,6 +8,7 @@ from msgspec import Meta
 
 from runtime.devices.facts import DeviceFacts
 from runtime.messages.memory import OffloadSpec
+from runtime.options.facts import ModelFacts
 from runtime.options.declare import Auto, Count, Derived, Fraction, Group, Whole, on_device, option
 
 GroupSize = A[int, Meta(ge=-1)]  # -1: no layer-wise offload
@@ -129,6 +131,9 @@ def max_total_tokens() -> Derived:
     return Derived(None, "each rank measures its memory and takes what --mem-fraction-static allows")
 
 
-def page_size(device: DeviceFacts) -> Derived:
-    """The page that suits the device's kernels, in tokens."""
+def page_size(device: DeviceFacts, model: ModelFacts) -> Derived:
+    """The page that suits the device's kernels, in tokens, and of a diffusion model holds whole blocks."""
+    blocks = 1 if model.diffusion is None else model.diffusion.block_size
+    if device.page_size % blocks:
+        return Derived(lcm(device.page_size, blocks), f"pages hold whole blocks of {blocks} tokens")
     return Derived(device.page_size, f"it suits the kernels of {device.name}")

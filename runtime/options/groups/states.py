@@ -5,7 +5,7 @@ from typing import Literal
 
 from runtime.devices.facts import DeviceFacts
 from runtime.json_value import Fields
-from runtime.options.declare import Amount, Auto, Count, Derived, Group, option, planned
+from runtime.options.declare import Amount, Auto, Count, Derived, Group, option
 
 
 class States(Group, frozen=True, kw_only=True):
@@ -47,8 +47,18 @@ class States(Group, frozen=True, kw_only=True):
             "double of its package, neither on a card, and they are not the default",
         ),
     ] = "auto"
-    dllm_algorithm: A[str | None, planned("How a diffusion model fills its tokens in.")] = None
-    dllm_algorithm_config: A[str | None, planned("YAML file with its settings.")] = None
+    dllm_algorithm: A[
+        Literal["LowConfidence", "JointThreshold"] | None,
+        option(
+            "How a diffusion model fills in blocks: likely tokens first, or with edits of tokens as well.",
+            note="such a model needs one; see diffusion.md",
+            missing="pipelines, attention groups and NPUs, all of which are refused",
+        ),
+    ] = None
+    dllm_algorithm_config: A[
+        str | None,
+        option("YAML file with settings of --dllm-algorithm: thresholds and the size of blocks."),
+    ] = None
 
 
 class StatesPlan(States, frozen=True, kw_only=True):

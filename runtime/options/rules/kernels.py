@@ -167,6 +167,8 @@ def kernels_suit_the_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -
                 plan.precision.kv_cache_dtype,
                 head_dim,
                 is_biased=model.scores.is_biased,
+                is_capped=model.scores.cap > 0,
+                latent_dims=None if model.mla is None else (model.mla.kv_rank, model.mla.rope_dim),
             )
         ) is not None:
             return (

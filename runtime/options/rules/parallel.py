@@ -213,8 +213,10 @@ def parts_of_a_card_share_nothing(plan: Plan, model: ModelFacts, device: DeviceF
         "does not go with --enable-decode-work-list, by which kernels of both parts count in the same "
         "memory; leave one out": kernels.enable_decode_work_list,
         "does not go with kernels of flashinfer, which share their memory; take another "
-        "--attention-backend, or leave it out": "flashinfer"
-        in (kernels.prefill_attention_backend, kernels.decode_attention_backend),
+        "--attention-backend, or leave it out": bool(
+            {"flashinfer", "trtllm_mha", "trtllm_mla"}
+            & {kernels.prefill_attention_backend, kernels.decode_attention_backend}
+        ),
         "does not go with counts of experts, to which both parts would add; leave out "
         "--enable-expert-distribution-metrics and --expert-distribution-recorder-mode": (
             plan.expert_steps is not None

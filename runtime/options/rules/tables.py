@@ -1,7 +1,6 @@
 """Relations between options, as tables: what an option needs, requires, excludes, goes with or divides.
 
-Relations of planned options are here too: they are shown next to the refusal, and are in force when the
-option starts to work.
+Relations of refused options are here too: they are shown next to the refusal.
 """
 
 from collections.abc import Iterator
@@ -98,6 +97,12 @@ EXCLUDES: tuple[tuple[str, str], ...] = (
     ("enable_weights_cpu_backup", "cpu_offload_gb"),
     ("enable_weights_cpu_backup", "offload_group_size"),
     ("dllm_algorithm", "disaggregation_mode"),
+    ("dllm_algorithm", "speculative_algorithm"),
+    ("dllm_algorithm", "enable_dp_attention"),
+    ("dllm_algorithm", "enable_two_batch_overlap"),
+    ("dllm_algorithm", "enable_pdmux"),
+    ("dllm_algorithm", "pipeline_parallel_size"),
+    ("dllm_algorithm", "attention_context_parallel_size"),
     ("enable_pdmux", "enable_lora"),
     ("enable_pdmux", "debug_tensor_dump_output_folder"),
     ("enable_pdmux", "forward_hooks"),

@@ -180,6 +180,13 @@ def test_other_options_are_other_weights(option: dict[str, Any], tmp_path: Path)
     assert not Started(model, tmp_path / "kept").writes
 
 
+def test_few_weights_are_neither_looked_for_nor_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_matrices, "MIN_BYTES", 64 << 20)
+    started = Started(make_checkpoint("llama", tmp_path / "model"), tmp_path / "kept")
+    assert not started.kept.key and not started.writes  # no file was asked for
+    assert started.tokens()
+
+
 def test_a_file_that_changed_just_now_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_key, "SETTLED_NS", 10**18)
     model = make_checkpoint("qwen3", tmp_path / "model", dtype="bfloat16")

@@ -12,7 +12,7 @@ from runtime.devices.cpu.kernels.levels import Level, supported_levels
 from runtime.devices.cpu.matrices import Threads
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cpu.sampling import CpuLogitsOps
-from runtime.devices.operands import Seen
+from runtime.devices.operands import Seen, TokenMasks
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.layers.fused_ops import penalise
 from runtime.layers.sampling.sampler import BANNED, clean, logprobs, mask, sample_tokens, uniform
@@ -196,6 +196,43 @@ def test_masked_rows_may_have_any_numbers(ops: CpuLogitsOps) -> None:
     CpuOps(torch.float32, ops.threads).mask(spread, places, bits)
     for masked in (rows, spread):
         assert torch.equal(ops.choose(masked, None), wanted.argmax(dim=1))
+
+
+def some_bits(shape: tuple[int, int]) -> Tensor:
+    """Masks as grammars make them: nothing, all, few tokens, whole words, and what random bits say."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, generator=generator)
+    bits[0] = 0
+    bits[1] = -1
+    bits[2] = 0
+    bits[2, [1, 300, -1]] = torch.tensor([1 << 9, 3, 2], dtype=torch.int32)
+    bits[3, :400] = 0
+    bits[4, 5:] = 0
+    bits[5] *= torch.randint(0, 2, shape[1:], dtype=torch.int32, generator=generator)
+    return bits
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [None, (1.0,), (0.7, 1.0, 0, 0.05), (0.7, 0.9), (5.0, 0.99), (0.7, 1.0, 50), (2.0, 0.8, 7_000), (9.0, 0.999)],
+    ids=str,
+)
+def test_masks_are_read_as_if_they_had_been_written(
+    ops: CpuLogitsOps, sampling: tuple[float, ...] | None
+) -> None:
+    """The same tokens come from masks that `choose` reads as from logits that were masked before, to the bit
+    of the sums. Masks of some rows leave the others free, and their logits as they are."""
+    for rows in (rows_of(8), odd_rows(), torch.full((8, VOCAB), 2 * BANNED), rows_of(8, 33)):
+        bits = some_bits((6, -(-rows.shape[1] // 32)) if rows.shape[1] > 33 else (6, 400))
+        bits = bits[:, : -(-rows.shape[1] // 32)].contiguous()
+        masks = TokenMasks(torch.tensor([7, 0, 3, 2, 4, 5]), bits)
+        masked = rows.clone()
+        ops.mask(masked, *masks)
+        for at in range(1 if sampling is None else 6):
+            inputs = None if sampling is None else inputs_of(len(rows), *sampling, at=at)
+            given = rows.clone()
+            assert torch.equal(ops.choose(given, inputs, masks), ops.choose(masked, inputs))
+            assert torch.equal(given[[1, 6]].view(torch.int32), rows[[1, 6]].view(torch.int32))
 
 
 def test_penalties(ops: CpuLogitsOps) -> None:

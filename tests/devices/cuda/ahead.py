@@ -1,9 +1,9 @@
 """Compiles the kernels of some launches for a GPU that is not present: `python -m tests.devices.cuda.ahead 90
 attention ...`.
 
-Launches take tensors of the cpu and run nothing; for each compiled kernel a line of JSON has ptxas's report
-and what its machine code counts. This finds what the interpreter cannot: what Triton's compiler refuses,
-registers that spill, more shared memory than a GPU has, and loops that have become longer.
+Launches take tensors of the cpu and run nothing; for each compiled kernel a line of JSON has what a program of
+it takes and what its machine code counts. This finds what the interpreter cannot: what Triton's compiler
+refuses, registers that spill, more shared memory than a GPU has, and loops that have become longer.
 """
 
 import json
@@ -27,16 +27,21 @@ EARLY = ("wait", "launch_dependents")
 PRODUCT = re.compile(r"\b[HIQ]G?MMA\b")
 
 
-def assembled(ptx: str, arch: int) -> tuple[str, str]:
-    """ptxas's report on a kernel, and its machine code."""
-    with tempfile.TemporaryDirectory() as folder:
-        path, made = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        path.write_text(ptx)
-        name = f"sm_{arch}a" if arch >= 90 else f"sm_{arch}"
-        ptxas: list[str | Path] = [BIN / "ptxas", "-v", f"--gpu-name={name}", path, "-o", made]
-        report = subprocess.run(ptxas, check=True, capture_output=True, text=True).stderr
-        dump = subprocess.run([BIN / "nvdisasm", "-c", made], check=True, capture_output=True, text=True)
-        return report, dump.stdout
+def output_of(tool: str, option: str, cubin: bytes) -> str:
+    """What a tool of Triton's prints on a compiled kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run(
+            [BIN / tool, option, file.name], check=True, capture_output=True, text=True
+        ).stdout
+
+
+def usage(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and the bytes of its stack, which is where registers spill."""
+    found = re.search(r"REG:(\d+) STACK:(\d+)", output_of("cuobjdump", "-res-usage", cubin))
+    assert found is not None
+    return int(found[1]), int(found[2])
 
 
 def loops(code: str) -> list[int]:
@@ -81,22 +86,23 @@ class Ahead:
     ) -> None:
         source = kernel.ASTSource(kernel, signature, constants, attributes)
         made = triton.compile(source, target=GPUTarget("cuda", self.arch, 32), options=options.__dict__)
-        report, code = assembled(made.asm["ptx"], self.arch)
-        spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", report))
-        registers = max(int(count) for count in re.findall(r"Used (\d+) registers", report))
+        ptx, cubin = made.asm["ptx"], made.asm["cubin"]
+        registers, stack_bytes = usage(cubin)
+        # to disassemble a kernel takes longer than to assemble it
+        code = output_of("nvdisasm", "-c", cubin) if "mma" in ptx else ""
         print(
             json.dumps(
                 {
                     "kernel": kernel.__name__,
                     "arch": self.arch,
                     "registers": registers,
-                    "spilled_bytes": spilled,
+                    "stack_bytes": stack_bytes,
                     "shared_bytes": made.metadata.shared,
                     "num_warps": options.num_warps,
                     "num_stages": options.num_stages,
                     # waits for kernels ahead, and lets the next one start
-                    "early": [made.asm["ptx"].count(f"griddepcontrol.{word}") for word in EARLY],
-                    "wgmma": "wgmma.mma_async" in made.asm["ptx"],
+                    "early": [ptx.count(f"griddepcontrol.{word}") for word in EARLY],
+                    "wgmma": "wgmma.mma_async" in ptx,
                     "loops": loops(code),
                     "constants": {
                         kernel.arg_names[i]: str(value)

@@ -1,5 +1,5 @@
-"""A double of the parts of Gluon and of Hopper that attention_roles.py uses: functions run in threads, one
-for each group of warps with a role, over tensors of torch.
+"""A double of the parts of Gluon and of Hopper that attention_roles.py and latent_roles.py use: functions run
+in threads, one for each group of warps with a role, over tensors of torch.
 
 It is as late as a card may be: products are computed when they are waited for, of what shared memory holds
 then, and copies arrive some time after they were begun. Barriers have the phases, arrivals and bytes of PTX's
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,10 @@ class Pointer:
     memory: Tensor  # flat
     at: Any = 0
 
+    @property
+    def dtype(self) -> SimpleNamespace:
+        return SimpleNamespace(element_ty=self.memory.dtype)
+
     def __add__(self, offset: Any) -> "Pointer":
         return Pointer(self.memory, self.at + offset)
 
@@ -46,6 +51,9 @@ class Shared:
 
     def store(self, value: Tensor) -> None:
         self.data.copy_(value)
+
+    def load(self, layout: object) -> Tensor:
+        return self.data.clone()
 
     def reshape(self, shape: list[int]) -> "Shared":
         return Shared(self.data.reshape(shape))
@@ -124,10 +132,12 @@ def _allocate(dtype: torch.dtype, shape: list[int], layout: object) -> Shared:
     return Shared(torch.full(shape, float("nan") if dtype.is_floating_point else 0, dtype=dtype))
 
 
-def _multiply(a: Any, b: Shared, acc: Tensor, *, use_acc: bool = True, is_async: bool) -> Any:
+def _multiply(a: Any, b: Shared, acc: Any, *, use_acc: bool = True, is_async: bool) -> Any:
+    """`acc`: a tensor, or a product that was started before."""
     assert is_async
     left = a.data if isinstance(a, Shared) else a
-    return lambda: left.float() @ b.data.float() + (acc if use_acc else 0)
+    added = acc if callable(acc) else lambda: acc
+    return lambda: left.float() @ b.data.float() + (added() if use_acc else 0)
 
 
 def _wait(outstanding: int, started: list[Callable[[], Tensor]]) -> Tensor:
@@ -161,8 +171,8 @@ class Double:
 
     def __init__(self, kernel: JITFunction[Any]) -> None:
         self.barriers: dict[int, Barrier] = {}
-        self.program: tuple[int] = (0,)
-        self.grid: tuple[int] = (0,)
+        self.program: tuple[int, ...] = (0,)
+        self.grid: tuple[int, ...] = (0,)
         module = kernel.fn.__globals__
         doubles = dict(zip(NAMES, self._language(), strict=True))
         self.names = {name: getattr(value, "value", value) for name, value in module.items()} | doubles
@@ -171,14 +181,14 @@ class Double:
                 self.names[name] = FunctionType(value.fn.__code__, self.names, name, value.fn.__defaults__)
         self.kernel = self.names[kernel.fn.__name__]
 
-    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(self._run, grid)
 
-    def _run(self, grid: tuple[int], *args: Any, num_warps: int, **constants: int) -> None:
+    def _run(self, grid: tuple[int, ...], *args: Any, num_warps: int, **constants: int) -> None:
         assert num_warps == 4
         given, self.grid = [self._argument(arg) for arg in args], grid
-        for program in range(grid[0]):
-            self.program, self.barriers = (program,), {}
+        for program in product(*map(range, grid)):
+            self.program, self.barriers = program, {}
             self.kernel(*given, **constants)
 
     def _argument(self, arg: Any) -> Any:
@@ -205,7 +215,8 @@ class Double:
     def _language(self) -> tuple[Any, ...]:
         """What NAMES are in the kernel."""
         nothing = lambda *args, **options: None  # noqa: E731
-        layouts = {name: nothing for name in ("SliceLayout", "BlockedLayout", "DotOperandLayout")}
+        names = ("SliceLayout", "BlockedLayout", "DotOperandLayout", "SwizzledSharedLayout")
+        layouts = {name: nothing for name in names}
         gl = SimpleNamespace(
             **layouts,
             NVMMADistributedLayout=nothing,
@@ -226,6 +237,7 @@ class Double:
             minimum=partial(_both, torch.minimum),
             where=lambda condition, left, right: torch.where(torch.as_tensor(condition), left, right),
             exp2=torch.exp2,
+            log2=torch.log2,
             max=torch.amax,
             sum=torch.sum,
             allocate_shared_memory=_allocate,

@@ -25,7 +25,7 @@ from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
 from runtime.devices.cuda.compile_ahead import ALLOCATIONS, ZeroedMemory
 from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.mla_prolog import CudaPrologs
-from runtime.devices.cuda.moe import CudaExperts
+from runtime.devices.cuda.moe import CudaExperts, route_counter
 from runtime.devices.cuda.ops import CudaOps, SplitCounters
 from runtime.devices.facts import ANY_K
 from runtime.devices.progress import without_progress
@@ -95,11 +95,12 @@ def start(message: StartRank, graphs: CountedGraphs, fusion: Any) -> TorchExecut
         device = open_device(start, rank, dtype)
         counters = SplitCounters.of(fusion, H200, device.torch_device)
         ops = CudaOps(dtype, H200, fusion=fusion, counters=counters)
+        counter = route_counter(device.torch_device, are_all_here=True, fusion=fusion)
         return replace(
             device,
             facts=facts,
             ops=ops,
-            experts=CudaExperts(H200, fusion),
+            experts=CudaExperts(H200, fusion, counter=counter),
             fused=CudaFusedOps(ops),
             mla_prologs=None if fusion == "off" else CudaPrologs(),
             graphs=graphs,

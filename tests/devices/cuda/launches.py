@@ -20,17 +20,19 @@ from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.kernels.logits import apply_penalties, mask
 from runtime.devices.cuda.kernels.moe_permute import moe_align_block_size
 from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
+from runtime.devices.cuda.kernels.norm_product import norm_product
 from runtime.devices.cuda.kernels.recurrent import TritonStateSteps
 from runtime.devices.cuda.kernels.rotary import prepare_heads, rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.lora import CudaLoraOps
 from runtime.devices.cuda.moe import CudaExperts
+from runtime.devices.cuda.norm_sums import NormSums
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.cuda.page_copies import copy_pages
 from runtime.devices.cuda.weights import PackedWeight, pack_dense
 from runtime.devices.lora import LoraWeights
-from runtime.devices.operands import Seen, SlotParams, SlotTensors
+from runtime.devices.operands import NormInputs, Seen, SlotParams, SlotTensors
 from runtime.devices.sampling_inputs import SamplingInputs
 from runtime.models.config.moe_config import Routing
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt, Scheme
@@ -103,9 +105,18 @@ def fused(gpu: Gpu) -> None:
         ops.act_and_mul(torch.zeros(4, 28672, dtype=bf16), "silu", lacking(scheme, 1, 4096, 14336))
     sums = gemms.split_counters(gpu, torch.device("cpu"))
     gemms.gemm(x[:1], lacking(Fp8(), 1, 4096, 4096), gpu, counters=sums)
+    gemms.gemm(x, lacking(Int8(), 1, 4096, 4096), gpu, counters=sums)
     gemms.gated_product(x, torch.empty(1, dtype=bf16).expand(28672, 4096), gpu)
+    router = torch.empty(1, dtype=bf16).expand(128, 4096)
+    norm_inputs = NormInputs(x, torch.zeros_like(x), weight, 1e-6)
+    norm_product(norm_inputs, torch.empty(1, dtype=bf16).expand(28672, 4096), gpu, bf16, is_gated=True)
+    norm_product(norm_inputs, router, gpu, torch.float32, keeps_norm=True)
     route = torch.zeros(64, 8, dtype=torch.int64)
     moe_align_block_size(route, 128, 16, fuses=True)
+    counter = torch.zeros(1, dtype=torch.int32)
+    for num_experts, groups in ((128, 1), (256, 8)):
+        routing = Routing(top_k=8, normalizes=True, num_groups=groups, top_groups=(groups + 1) // 2)
+        CudaExperts(gpu, "all", counter=counter).route(torch.zeros(4, num_experts), None, routing)
     ints = torch.zeros(256, dtype=torch.int64)
     tables = torch.zeros(1, 257, 64, dtype=torch.int32)
     ops.begin_decodes(torch.zeros(4, 256, dtype=torch.int32), SlotTensors(tables, ints, ints), 64)
@@ -114,6 +125,18 @@ def fused(gpu: Gpu) -> None:
     caches = torch.zeros(64, 1, 512, dtype=bf16), torch.zeros(64, 1, 64, dtype=bf16)
     table = torch.zeros(4, 32)
     prepare_latents(torch.zeros(4, 2112, dtype=bf16), norms, table, table, caches, ints[:4])
+
+
+def summed(gpu: Gpu) -> None:
+    """Norms of sums over two and over eight ranks, of Llama-3.1-8B and of Qwen2.5-72B, also in 8 bits and where
+    kernels start early."""
+    bf16 = torch.bfloat16
+    for ranks, size, scheme, early in ((2, 4096, None, False), (8, 8192, Fp8(), gpu.is_hopper)):
+        sums = NormSums(torch.zeros(1, dtype=torch.uint8), [0] * ranks, 0)
+        x, weight = torch.zeros(4, size, dtype=bf16), torch.zeros(size, dtype=bf16)
+        ops = CudaFusedOps(CudaOps(bf16, replace(gpu, starts_early=early)), sums)
+        feeds = None if scheme is None else lacking(scheme, 1, 1024, size)
+        ops.add_rms_norm_of_ranks(NormInputs(x, torch.zeros_like(x), weight, 1e-6), feeds)
 
 
 def absorbed(num: int, count: int, gpu: Gpu) -> None:
@@ -145,6 +168,15 @@ def forms(gpu: Gpu) -> None:
     tiles.CHOSEN.update(chosen)
 
 
+def latent_roles(gpu: Gpu) -> None:
+    """Absorbed MLA whose warps have roles: decodes of 16 and of 128 heads with splits of keys, and chunks."""
+    tiles, chosen = attention_tiles, dict(attention_tiles.CHOSEN)
+    tiles.CHOSEN.update({"few latents": tiles.ROLES, "latents": tiles.ROLES})
+    for num, count in ((16, 1), (128, 1), (128, 16)):
+        absorbed(num, count, gpu)
+    tiles.CHOSEN.update(chosen)
+
+
 def few(gpu: Gpu) -> None:
     """A layer of Llama-3.1-8B for one sequence and for eight, where kernels start early."""
     gpu, bf16 = replace(gpu, starts_early=True), torch.bfloat16
@@ -153,6 +185,7 @@ def few(gpu: Gpu) -> None:
         x = torch.zeros(count, 4096, dtype=bf16)
         gemv(x, weight[:6144], None, gpu)
         gemv(x, weight, None, gpu, is_gated=True)
+    norm_product(NormInputs(x, torch.zeros_like(x), weight[0], 1e-6), weight, gpu, bf16, is_gated=True)
     ops = CudaOps(bf16, gpu)
     ops.add_rms_norm(x, torch.zeros_like(x), weight[0], 1e-6)
     caches, at = [torch.zeros(64, 8, 128, dtype=bf16) for _ in range(2)], torch.zeros(4, dtype=torch.int64)
@@ -171,7 +204,7 @@ def rows(gpu: Gpu) -> None:
     rms_norm(x.unflatten(1, (32, 128)), weight.unflatten(0, (32, 128)), 1e-6)
     rotary(x.unflatten(1, (32, 128)), table, table)
     pages, places = torch.zeros(4, 4096, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
-    copy_pages(pages, pages, places, places)
+    copy_pages(pages.unsqueeze(1), pages.unsqueeze(1), places, places)
     for kind in ("silu", "gelu", "gelu_tanh"):
         act_and_mul(x, kind)
     for dtype in (bf16, torch.float8_e4m3fn, torch.float8_e5m2):
@@ -367,9 +400,11 @@ LAUNCHES = {
     "llama": llama,
     "narrow": narrow,
     "fused": fused,
+    "summed": summed,
     "few": few,
     "forms": forms,
     "latent": latent,
+    "latent_roles": latent_roles,
     "rows": rows,
     "logits": logits,
     "linears": linears,

@@ -21,6 +21,9 @@ FORMS = (353, 595, 438, 497)
 # instructions of a block of 128 inputs, 64 weights for each thread: of unsigned codes by 16 rows and by 256,
 # and of gpt-oss's experts, gated and not, by 16 slots and by 128
 FRAGMENT_LOOPS = (247, 269, 471, 289, 494, 311)
+# of loops of latent attention whose warps have roles, for 64 keys and 64 queries: the group that weighs, with
+# its masks, and the one that only sums
+LATENT_LOOPS = (614, 173)
 SLACK = 1.05
 GEMV_REGISTERS = 128  # of which a multiprocessor has room for four programs
 # kernels between products that start before those ahead have ended
@@ -34,7 +37,7 @@ def check_early_starts(made: list[dict[str, Any]]) -> None:
     """Kernels that start early wait once, and let the next one start; products of few rows leave room for
     four programs on a multiprocessor."""
     early = [one for one in made if one["early"] != [0, 0]]
-    assert [one["kernel"] for one in early] == [*["gemv_kernel"] * 4, *EARLY]
+    assert [one["kernel"] for one in early] == [*["gemv_kernel"] * 4, "norm_product_kernel", *EARLY, "sum_rms_norm_kernel"]
     assert all(one["early"] == [1, 1] for one in early)
     assert all(one["registers"] <= GEMV_REGISTERS for one in early[:4]), early[:4]
 
@@ -47,10 +50,16 @@ def check_fragments(made: list[dict[str, Any]]) -> None:
     assert all(count <= SLACK * most for count, most in zip(found, FRAGMENT_LOOPS, strict=True)), found
 
 
-def compiled(names: list[str], folder: Path) -> list[dict[str, Any]]:
+@pytest.fixture(scope="session")
+def cache(pytestconfig: pytest.Config) -> Path:
+    """Kernels that earlier runs have compiled, by their sources and the compiler: `--cache-clear` ends it."""
+    return pytestconfig.cache.mkdir("triton")
+
+
+def compiled(names: list[str], cache: Path) -> list[dict[str, Any]]:
     """What ahead.py says of the kernels of launches that are named."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {
-        "TRITON_CACHE_DIR": str(folder)
+        "TRITON_CACHE_DIR": str(cache)
     }
     done = subprocess.run(
         [sys.executable, "-m", "tests.devices.cuda.ahead", "90", *names],
@@ -66,21 +75,36 @@ def compiled(names: list[str], folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.full
 @pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
-def test_forms_of_attention_compile(tmp_path: Path) -> None:
+def test_forms_of_attention_compile(cache: Path) -> None:
     """Forms that read with TMA, and the one whose warps have roles: without spills, by products of groups of
     warps, and with fewer instructions for a tile than the default, which takes 408 for 64 keys of a prompt
     and 547 for 32 latents."""
-    made = [one for one in compiled(["forms"], tmp_path) if "attention" in one["kernel"]]
+    made = [one for one in compiled(["forms"], cache) if "attention" in one["kernel"]]
     assert [one["wgmma"] for one in made] == [True, True, True, False]
-    assert not [one for one in made if one["spilled_bytes"] or one["shared_bytes"] > 227 << 10]
+    assert not [one for one in made if one["stack_bytes"] or one["shared_bytes"] > 227 << 10]
     found = [one["loops"][0] for one in made]
     assert all(0 < count <= SLACK * most for count, most in zip(found, FORMS, strict=True)), found
 
 
+@pytest.mark.full
 @pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
-def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
-    names = ["llama", "narrow", "rows", "logits", "hopper", "adapted", "states", "fused", "few", "packings"]
-    made = compiled(names, tmp_path)
+def test_latent_roles_compile(cache: Path) -> None:
+    """Decodes of 16 and of 128 heads, and chunks: in the registers that two groups of warps may have without
+    spills, and in one multiprocessor's shared memory."""
+    made = [one for one in compiled(["latent_roles"], cache) if one["kernel"] == "latent_attention_kernel"]
+    assert len(made) == 3 and all(one["wgmma"] for one in made)
+    assert not [one for one in made if one["stack_bytes"] or one["shared_bytes"] > 227 << 10]
+    assert {one["registers"] for one in made} == {168}  # of 12 warps, which share them as their roles say
+    for one in made:
+        short, long = one["loops"]
+        assert short <= SLACK * LATENT_LOOPS[1] and long <= SLACK * LATENT_LOOPS[0], one["loops"]
+
+
+@pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
+def test_kernels_compile_for_a_card(cache: Path) -> None:
+    names = ["llama", "narrow", "rows", "logits", "hopper", "adapted", "states", "fused"]
+    names += ["few", "packings", "summed"]
+    made = compiled(names, cache)
     assert {one["kernel"] for one in made} >= {
         "paged_attention_kernel",
         "merge_splits_kernel",
@@ -111,8 +135,10 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
         "prepare_latents_kernel",
         "gemv_kernel",
         "list_work_kernel",
+        "norm_product_kernel",
+        "sum_rms_norm_kernel",
     }
-    assert not [one for one in made if one["spilled_bytes"] or one["shared_bytes"] > 227 << 10]
+    assert not [one for one in made if one["stack_bytes"] or one["shared_bytes"] > 227 << 10]
     attention = [one for one in made if one["kernel"] == "paged_attention_kernel"]
     assert [one["wgmma"] for one in attention] == [False, True, False, False, False]
     decode, _, narrow, merging, listed = attention

@@ -277,7 +277,7 @@ def test_routers_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("has_query_latents", [True, False])
 def test_latents(has_query_latents: bool, kv_dtype: torch.dtype) -> None:
-    """Against norm, rotation and store one by one."""
+    """Against norm, rotation and store one by one; without query latents into one row for each token."""
     rank, rope, num, dtype = 96, 32, 5, torch.bfloat16
     x = randn(num + 1, 80 + rank + rope, dtype=dtype)[1:]
     norm_q, norm_k = randn(80, dtype=dtype), randn(rank, dtype=dtype)
@@ -287,6 +287,9 @@ def test_latents(has_query_latents: bool, kv_dtype: torch.dtype) -> None:
         tuple(torch.zeros(12, 1, dim, dtype=dtype, device=TORCH_DEVICE).to(kv_dtype) for dim in (rank, rope))
         for _ in range(2)
     )
+    if not has_query_latents:
+        whole = torch.zeros(12, 1, rank + rope, dtype=dtype, device=TORCH_DEVICE).to(kv_dtype)
+        caches = whole.split((rank, rope), 2)
     q, latents, ropes = x.split((80, rank, rope), 1)
     store_kv(
         rms_norm(latents, norm_k, 1e-6).unsqueeze(1), rotary(ropes.unsqueeze(1), cos, sin), *expected, at

@@ -97,6 +97,7 @@ class Captured(TorchExecutor):
                 experts=CudaExperts(INTERPRETER),
                 fused=CudaFusedOps(ops),
                 mla_prologs=CudaPrologs(),
+                joins_latents=True,
                 lora_ops=adapters,
                 graphs=self.tapes,
                 programs=None,

@@ -19,16 +19,16 @@ ROOT = Path(__file__).parents[3]
 LAYERS = {
     ("llama", "", "off"): 10,
     ("llama", "", "safe"): 10,
-    ("llama", "", "all"): 8,
+    ("llama", "", "all"): 7,
     ("llama", "fp8", "off"): 15,
     ("llama", "fp8", "safe"): 12,
-    ("llama", "fp8", "all"): 10,
+    ("llama", "fp8", "all"): 9,
     ("qwen3_moe", "", "off"): 15,
     ("qwen3_moe", "", "safe"): 14,
-    ("qwen3_moe", "", "all"): 12,
+    ("qwen3_moe", "", "all"): 10,
     ("deepseek_v3", "", "off"): 26,
     ("deepseek_v3", "", "safe"): 21,
-    ("deepseek_v3", "", "all"): 18,
+    ("deepseek_v3", "", "all"): 16,
 }
 # --kernel-fusion -> launches beside the layers, of the graphs of a forward pass and of sampling at random
 OTHERS = {"off": (25, 53), "safe": (9, 17), "all": (9, 17)}

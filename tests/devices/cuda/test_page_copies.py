@@ -85,11 +85,14 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     fds = []
 
     def make(
-        layout: str, dim: int = 16
-    ) -> tuple[CudaPageCopier, Streams, HostPages, list[tuple[torch.Tensor, torch.Tensor]]]:
-        kv = [
+        layout: str, dim: int = 16, *, joined: bool = False
+    ) -> tuple[CudaPageCopier, Streams, HostPages, list[tuple[torch.Tensor, ...]]]:
+        kv: list[tuple[torch.Tensor, ...]] = [
             (torch.randn(6 * PAGE, 2, dim), torch.randn(6 * PAGE, 2, dim // 2).bfloat16()) for _ in range(2)
         ]
+        if joined:  # latents and rotary parts as one row for each token
+            sizes = (dim, dim // 2)
+            kv = [torch.randn(6 * PAGE, 1, sum(sizes)).split(sizes, 2) for _ in range(2)]
         parts = tuple(cache[:PAGE].nbytes for pair in kv for cache in pair)
         fds.append(os.memfd_create("copies-test"))
         os.ftruncate(fds[-1], 5 * sum(parts))
@@ -107,9 +110,10 @@ def index(*places: int) -> np.ndarray:
 
 @pytest.mark.skipif(HAS_GPU, reason="pages of the cpu; with a GPU, tests/cuda/test_rank.py copies")
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("dim", [16, 6], ids=["words", "bytes"])
-def test_pages_come_back_as_they_were(layout: str, dim: int, opened: Any) -> None:
-    made, streams, host, kv = opened(layout, dim)
+def test_pages_come_back_as_they_were(layout: str, dim: int, joined: bool, opened: Any) -> None:
+    made, streams, host, kv = opened(layout, dim, joined=joined)
     before = [[cache.clone().view(6, PAGE, -1) for cache in pair] for pair in kv]
     made.save(index(5, 2), index(0, 4))
     made.overwrite(index(1, 3))

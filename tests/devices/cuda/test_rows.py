@@ -81,9 +81,12 @@ def test_every_quantization_to_8_bits(kind: torch.dtype) -> None:
         assert torch.equal(cache.cpu().float().nan_to_num(nan=0.5), expected.float().nan_to_num(nan=0.5))
 
 
-def test_caches_of_other_sizes() -> None:
-    """Latents and rotary parts: one head each, of different sizes."""
+@pytest.mark.parametrize("joined", [False, True])
+def test_caches_of_other_sizes(joined: bool) -> None:
+    """Latents and rotary parts: one head each, of different sizes, also as one row for each token."""
     caches = [torch.zeros(8, 1, size, device=TORCH_DEVICE) for size in (24, 8)]
+    if joined:
+        caches = list(torch.zeros(8, 1, 32, device=TORCH_DEVICE).split((24, 8), 2))
     k, v = randn(3, 1, 24), randn(3, 1, 8)
     store_kv(k, v, *caches, torch.tensor([5, 0, 7], device=TORCH_DEVICE))
     assert torch.equal(caches[0][[5, 0, 7]], k) and torch.equal(caches[1][[5, 0, 7]], v)

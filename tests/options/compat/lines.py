@@ -20,7 +20,7 @@ def serve_takes(theirs: str) -> Translation:
         refused = [
             flag
             for flag, (row, value) in rows.items()
-            if row.status in ("planned", "refused", "other-device") or str(value) in row.later
+            if row.status in ("refused", "other-device") or str(value) in row.later
         ]
         assert all(any(flag in problem for flag in refused) for problem in error.problems), error.problems
         assert "--only-working" in translation.notes[-1]

@@ -44,9 +44,14 @@ LINES: list[tuple[str, str, str]] = [
         "",
     ),
     (
-        SGLANG + "--dllm-algorithm x",
-        "--model-path /m --dllm-algorithm x",
-        "this version refuses --dllm-algorithm: --only-working",
+        SGLANG + "--tool-server x",
+        "--model-path /m --tool-server x",
+        "this version refuses --tool-server: --only-working",
+    ),
+    (
+        SGLANG + "--dllm-algorithm LowConfidence --dllm-algorithm-config a.yaml",
+        "--model-path /m --dllm-algorithm LowConfidence --dllm-algorithm-config a.yaml",
+        "",
     ),
     (
         SGLANG + "--tp 4 --nnodes 2 --node-rank 1 --nccl-init-addr a:1 --dist-timeout 9",

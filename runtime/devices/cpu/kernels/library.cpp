@@ -378,18 +378,18 @@ int program_run(Program* program, const Step* step, int first, int end) {
 sampling::Sampler* kernels_sampler(team::Team* team) { return new sampling::Sampler(team::num_threads(team)); }
 void kernels_free_sampler(sampling::Sampler* sampler) { delete sampler; }
 
-// A token for each row of logits. `choices` null: the largest logit's.
+// A token for each row of logits. `masks` null: all tokens may be chosen. `choices` null: the largest logit's.
 void kernels_sample(team::Team* team, sampling::Sampler* sampler, const sampling::Logits* logits,
-                    const sampling::Sampler::Choices* choices, int64_t* tokens) {
-    sampler->run(team, *logits, choices ? *choices : sampling::Sampler::Choices{}, tokens);
+                    const sampling::Masks* masks, const sampling::Sampler::Choices* choices, int64_t* tokens) {
+    sampler->run(team, *logits, masks ? *masks : sampling::Masks{}, choices ? *choices : sampling::Sampler::Choices{}, tokens);
 }
 
-// Bans tokens of `count` rows whose bits are 0.
-void kernels_mask(team::Team* team, const sampling::Logits* logits, const int64_t* rows, int64_t count, const uint32_t* bits) {
+// Bans in the logits what masks exclude.
+void kernels_mask(team::Team* team, const sampling::Logits* logits, const sampling::Masks* masks) {
     int blocks = logits->num_blocks();
-    int64_t words = (logits->vocabulary + 31) / 32;
-    team::for_blocks(team, (int)count * blocks, [=](int chunk) {
-        sampling::mask_block(*logits, rows[chunk / blocks], chunk % blocks, bits + chunk / blocks * words);
+    team::for_blocks(team, (int)masks->count * blocks, [=](int chunk) {
+        int index = chunk / blocks;
+        sampling::mask_block(*logits, masks->rows[index], chunk % blocks, masks->of(index, *logits));
     });
 }
 

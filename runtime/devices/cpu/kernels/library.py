@@ -74,8 +74,8 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "program_run": (_INT, (_POINTER, _POINTER, _INT, _INT)),
     "kernels_sampler": (_POINTER, (_POINTER,)),
     "kernels_free_sampler": (None, (_POINTER,)),
-    "kernels_sample": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
-    "kernels_mask": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
+    "kernels_sample": (None, (_POINTER,) * 6),
+    "kernels_mask": (None, (_POINTER, _POINTER, _POINTER)),
     "kernels_penalise": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
     "kernels_logprobs": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER)),
 }
@@ -106,6 +106,7 @@ class Step(ctypes.Structure):
         ("sample_places", _POINTER),
         ("logits", _POINTER),
         ("states", _POINTER),
+        ("block", _LONG),
     ]
 
 
@@ -168,6 +169,12 @@ class Logits(ctypes.Structure):
     """sampling::Logits of logits.h: float32 rows [num_rows, vocabulary]."""
 
     _fields_ = [("num_rows", _LONG), ("vocabulary", _LONG), ("numbers", _POINTER)]
+
+
+class Masks(ctypes.Structure):
+    """sampling::Masks of logits.h: bits of the tokens that may be chosen in some rows of logits."""
+
+    _fields_ = [("rows", _POINTER), ("count", _LONG), ("bits", _POINTER)]
 
 
 class Choices(ctypes.Structure):

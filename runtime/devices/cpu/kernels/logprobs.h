@@ -36,7 +36,7 @@ class Logprobs final : public team::Work {
         if (phase == 2) return finish(chunk);
         int row = chunk / logits_.num_blocks(), block = chunk % logits_.num_blocks();
         if (phase == 1) return sum_up(row, block, chunk);
-        const float* numbers = logits_.row(row);
+        const Row numbers{logits_.row(row), nullptr};
         maxima_[chunk] = largest_of(numbers, logits_.begin(block), logits_.end(block));
         find_best(numbers, logits_.begin(block), logits_.end(block), width_, best_[chunk]);
     }
@@ -49,7 +49,7 @@ class Logprobs final : public team::Work {
 
     void sum_up(int row, int block, int chunk) {
         Sum sum;
-        for_weights(logits_.row(row), logits_.begin(block), logits_.end(block), largest_of_row(row), 1.0f,
+        for_weights(Row{logits_.row(row), nullptr}, logits_.begin(block), logits_.end(block), largest_of_row(row), 1.0f,
                     [&](int64_t, Floats weight) { sum.add(weight); });
         sums_[chunk] = sum.total();
     }

@@ -92,8 +92,10 @@ class Sampler final : public team::Work {
         const double* uniform;
     };
 
-    void run(team::Team* team, const Logits& logits, const Choices& choices, int64_t* tokens) {
+    void run(team::Team* team, const Logits& logits, const Masks& masks, const Choices& choices, int64_t* tokens) {
         logits_ = logits;
+        bits_.assign(logits.num_rows, nullptr);
+        for (int64_t i = 0; i < masks.count; i++) bits_[masks.rows[i]] = masks.of(i, logits);
         tokens_ = tokens;
         choices_.resize(logits.num_rows);
         random_.clear();
@@ -124,7 +126,8 @@ class Sampler final : public team::Work {
         }
         int row = chunk / logits_.num_blocks(), block = chunk % logits_.num_blocks();
         if (phase == 0) {
-            maxima_[chunk] = largest_of(logits_.row(row), logits_.begin(block), logits_.end(block));
+            int64_t begin = logits_.begin(block), end = logits_.end(block);
+            maxima_[chunk] = bits_[row] ? mask_and_find_largest(row_of(row), begin, end) : largest_of(row_of(row), begin, end);
             return;
         }
         weigh(random_[row], block);
@@ -135,12 +138,18 @@ class Sampler final : public team::Work {
     static constexpr int64_t FEW = 256;
     static constexpr size_t MOST_LIKELY = 256;  // kept of a block; a block with more is read again
 
+    Row row_of(int row) const { return {logits_.row(row), bits_[row]}; }
+
     size_t place(int row, int block) const { return (size_t)row * logits_.num_blocks() + block; }
 
+    // Of a masked row `maxima_` has what is above BANNED. Where there is nothing, the largest of what is banned counts.
     float largest_of_row(int row) const {
         const float* first = &maxima_[place(row, 0)];
-        return *std::max_element(first, first + logits_.num_blocks());
+        float most = *std::max_element(first, first + logits_.num_blocks());
+        return has_choice(row, most) ? most : largest_of(row_of(row), 0, logits_.vocabulary);
     }
+
+    bool has_choice(int row, float most) const { return !bits_[row] || most > BANNED; }
 
     // The sum of a block's weights, and where the row is cut its likely tokens.
     void weigh(int row, int block) {
@@ -160,7 +169,7 @@ class Sampler final : public team::Work {
     }
 
     template <class Use> void each_weight(int row, int block, Use use) const {
-        for_weights(logits_.row(row), logits_.begin(block), logits_.end(block), largest_of_row(row),
+        for_weights(row_of(row), logits_.begin(block), logits_.end(block), largest_of_row(row),
                     choices_[row].temperature, use);
     }
 
@@ -182,17 +191,15 @@ class Sampler final : public team::Work {
 
     // The first token with this logit.
     int64_t first_of(int row, float most) const {
-        const float* numbers = logits_.row(row);
         int block = 0;
-        while (maxima_[place(row, block)] != most) block++;
-        int64_t end = logits_.end(block);
-        for (int64_t at = logits_.begin(block); at < end; at += LANES) {
-            Floats x = load_logits(numbers, at, end);
+        while (has_choice(row, most) && maxima_[place(row, block)] != most) block++;
+        for (int64_t at = logits_.begin(block); at < logits_.vocabulary; at += LANES) {
+            Floats x = load_logits(row_of(row), at, logits_.vocabulary);
             if (!any(x == most)) continue;
             for (int i = 0; i < LANES; i++)
                 if (x[i] == most) return at + i;
         }
-        return 0;  // not reached: the block has it
+        return 0;  // not reached: the row has it
     }
 
     // The first token at which the running sum passes uniform * total, in the order of the vocabulary.
@@ -233,7 +240,7 @@ class Sampler final : public team::Work {
     // The `top_k` largest: a confident model leaves few of them likely.
     void gather_best(int row, std::vector<uint64_t>& keys) const {
         const Choice& choice = choices_[row];
-        find_best(logits_.row(row), 0, logits_.vocabulary, choice.top_k, keys);
+        find_best(row_of(row), 0, logits_.vocabulary, choice.top_k, keys);
         float most = value_of(keys[0]);
         for (uint64_t& key : keys) {
             Floats weight = weights_of(broadcast(value_of(key)), most, choice.temperature);
@@ -243,13 +250,14 @@ class Sampler final : public team::Work {
 
     Ranking& rank(int row, Ranking& ranking) const {
         ranking.fill(logits_.vocabulary, [&](int64_t begin, int64_t end, auto use) {
-            for_weights(logits_.row(row), begin, end, largest_of_row(row), choices_[row].temperature, use);
+            for_weights(row_of(row), begin, end, largest_of_row(row), choices_[row].temperature, use);
         });
         return ranking;
     }
 
     Logits logits_{};
     int64_t* tokens_ = nullptr;
+    std::vector<const uint32_t*> bits_;  // by row, of masks; null: all tokens may be chosen
     std::vector<Choice> choices_;
     std::vector<int> random_;  // rows
     std::vector<float> maxima_;  // [rows, blocks]

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from runtime.devices.cuda.kernels.activation_quantization import quantize_part
 from runtime.devices.cuda.kernels.epilogue import Epilogue, add_parts, store_outputs
 from runtime.devices.cuda.kernels.fp8_bytes import from_fp8
 from runtime.devices.cuda.kernels.fragments import BLOCK, WORDS, sum_fragments
@@ -288,11 +289,13 @@ def gemm_kernel(
     bias: tl.tensor,
     slots: tl.tensor,
     expert_ids: tl.tensor,
+    full: tl.tensor,
     num_rows: tl.tensor,
     num_tiles: tl.tensor,
     outs: tl.tensor,
     ins: tl.tensor,
     x_stride: tl.tensor,
+    full_stride: tl.tensor,
     num_experts: tl.tensor,
     num_groups: tl.tensor,
     scale_stride: tl.tensor,
@@ -300,6 +303,7 @@ def gemm_kernel(
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPED_INPUTS: tl.constexpr,
+    QUANTIZES: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     FACTORED: tl.constexpr,
     SCALED: tl.constexpr,
@@ -323,7 +327,8 @@ def gemm_kernel(
     [tiles * M] and expert_ids int32 [tiles], "single" for one slot and expert per tile. BLOCKED: scales are
     of blocks, float32 [E, outs / 128, scale_stride], and K is 128. out [num_rows, outs]; or, with splits,
     uncorrected sums [splits, num_rows, outs], which with MERGES become `merged` [num_rows, outs]; then
-    `counters`, int32 [programs], are 0 before and after the launch."""
+    `counters`, int32 [programs], are 0 before and after the launch. QUANTIZES: x and factors are made of
+    `full` [num_rows, ins]."""
     F: tl.constexpr = Format(KIND, INPUTS, GROUP, GROUPED_INPUTS, HAS_ZEROS, EVEN, NATIVE, M, N, K, DOT)
     E: tl.constexpr = Epilogue(FACTORED, SCALED, HAS_SUMS, HAS_BIAS)
     GATED: tl.constexpr = GATE != ""
@@ -340,6 +345,8 @@ def gemm_kernel(
         blocks = tl.cdiv(ins, BLOCK) if FRAGMENTS else tl.cdiv(width, K)
         each = tl.cdiv(blocks, tl.num_programs(1)) if SPLIT else blocks
         begin = tl.program_id(1) * each
+        if QUANTIZES:
+            quantize_part(full, full_stride, x, factors, num_rows, ins, begin, each, F)
         grouped = expert * num_groups * rows + n
         if BLOCKED:
             scales_at = scales + (expert * (rows // 128) + column * N // 128) * scale_stride

@@ -55,6 +55,8 @@ def prepare_latents_kernel(
     sin: tl.tensor,
     stride: tl.tensor,
     table_stride: tl.tensor,
+    latent_stride: tl.tensor,
+    rope_stride: tl.tensor,
     query_eps: tl.tensor,
     key_eps: tl.tensor,
     QUERY: tl.constexpr,
@@ -73,7 +75,7 @@ def prepare_latents_kernel(
         location = tl.load(locations + token).to(tl.int64)
         columns = tl.arange(0, BLOCK_R)
         latent = _normed(row + QUERY, key_weight, key_eps, RANK, BLOCK_R)
-        _store(latents + location * RANK + columns, latent, columns < RANK, KIND)
+        _store(latents + location * latent_stride + columns, latent, columns < RANK, KIND)
         at = tl.arange(0, BLOCK_H)
         is_there = at < HALF
         source = row + QUERY + RANK + at
@@ -81,7 +83,7 @@ def prepare_latents_kernel(
         second = tl.load(source + HALF, mask=is_there, other=0.0).to(tl.float32)
         c = tl.load(cos + token * table_stride + at, mask=is_there, other=0.0)
         s = tl.load(sin + token * table_stride + at, mask=is_there, other=0.0)
-        target = ropes + location * (2 * HALF) + at
+        target = ropes + location * rope_stride + at
         _store(target, (first * c - second * s).to(x.dtype.element_ty), is_there, KIND)
         _store(target + HALF, (second * c + first * s).to(x.dtype.element_ty), is_there, KIND)
     else:
@@ -112,6 +114,7 @@ def prepare_latents(
             sin,
             x.stride(0),
             cos.stride(0),
+            *(cache.stride(0) for cache in caches),
             norms.query_eps,
             norms.key_eps,
             QUERY=num_queries,

@@ -4,9 +4,9 @@ of one token: slot `token * k + i` is the token's i-th expert.
 Slots are listed by expert, each expert's list padded to whole tiles, so that a tile of a product reads one
 weight. Nothing is sorted and there are no atomics: a program for each expert and part of the slots reads all
 of that part and counts, and in a second launch writes behind what the earlier counts take. Few slots are one
-launch, in which each program counts for all experts. So slots keep their order. The host does not know the
-counts: grids are as large as the worst case needs, and unused tiles have no expert. Ids of other ranks'
-experts match no program.
+launch, in which each program counts for all experts, or the end of the launch that routes (`align_few`). So
+slots keep their order. The host does not know the counts: grids are as large as the worst case needs, and
+unused tiles have no expert. Ids of other ranks' experts match no program.
 """
 
 from dataclasses import dataclass
@@ -94,6 +94,41 @@ def align_kernel(
 
 
 @triton.jit
+def align_few(
+    ids: tl.tensor,
+    slots: tl.tensor,
+    expert_ids: tl.tensor,
+    num_slots: tl.tensor,
+    num_tiles: tl.tensor,
+    size: tl.tensor,
+    EXPERTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    SLOTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    """What all programs of align_kernel write, by one that holds all slots, at most SLOTS. It reads ids past
+    its multiprocessor's cache, as others have stored them. Slots of unused tiles are `num_slots`."""
+    experts, slot, chunk = tl.arange(0, BLOCK_E), tl.arange(0, SLOTS), tl.arange(0, CHUNK)
+    for begin in range(0, num_tiles * size, CHUNK):
+        at = begin + chunk
+        tl.store(slots + at, num_slots + chunk * 0, mask=at < num_tiles * size)
+    tl.debug_barrier()  # a slot is stored at its place behind the padding that was there
+    own = tl.load(ids + slot, mask=slot < num_slots, other=-1, cache_modifier=".cg").to(tl.int32)
+    is_of = own[:, None] == experts[None, :]
+    tiles = (tl.sum(is_of.to(tl.int32), 0) + size - 1) // size
+    ends = tl.cumsum(tiles, 0)
+    first = tl.sum(tl.where(is_of, (ends - tiles)[None, :], 0), 1)
+    is_earlier = (own[:, None] == own[None, :]) & (slot[None, :] < slot[:, None])
+    place = first * size + tl.sum(is_earlier.to(tl.int32), 1)
+    tl.store(slots + place, slot, mask=(own >= 0) & (own < EXPERTS) & (slot < num_slots))
+    used = tl.sum(tiles, 0)
+    for begin in range(0, num_tiles, SLOTS):
+        tile = begin + slot
+        expert = tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), 1)
+        tl.store(expert_ids + tile, tl.where(tile < used, expert, -1), mask=tile < num_tiles)
+
+
+@triton.jit
 def sum_experts_kernel(
     x: tl.tensor,
     ids: tl.tensor,
@@ -132,6 +167,11 @@ class ExpertTiles:
     size: int  # slots of a tile, 0: one
 
 
+def most_tiles(num_slots: int, num_experts: int, size: int) -> int:
+    """The number of tiles of `size` slots in the worst case."""
+    return (num_slots + min(num_experts, num_slots) * (size - 1)) // size
+
+
 def moe_align_block_size(ids: Tensor, num_experts: int, size: int, *, fuses: bool = False) -> ExpertTiles:
     """Tiles of `size` slots, at most MAX_TILE, of ids int64 [T, k]. With `size` 0 each slot is a tile, for
     steps so small that slots rarely share an expert. `fuses`: few slots are one launch."""
@@ -139,7 +179,7 @@ def moe_align_block_size(ids: Tensor, num_experts: int, size: int, *, fuses: boo
     if not size:
         return ExpertTiles(ids, ids, 0)
     num_slots = ids.numel()
-    num_tiles = (num_slots + min(num_experts, num_slots) * (size - 1)) // size
+    num_tiles = most_tiles(num_slots, num_experts, size)
     parts = triton.cdiv(num_slots, PART)
     counts, slots, expert_ids = (
         torch.empty(number, dtype=torch.int32, device=ids.device)

@@ -17,6 +17,7 @@ def _store_heads(
     location: tl.tensor,
     stride: tl.tensor,
     head_stride: tl.tensor,
+    cache_stride: tl.tensor,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -27,7 +28,7 @@ def _store_heads(
     values = tl.load(x + token * stride + at // DIM * head_stride + at % DIM, mask=at < HEADS * DIM)
     if KIND != "":
         values = to_fp8(values.to(tl.float32), KIND)
-    tl.store(cache + location * (HEADS * DIM) + at, values.to(cache.dtype.element_ty), mask=at < HEADS * DIM)
+    tl.store(cache + location * cache_stride + at, values.to(cache.dtype.element_ty), mask=at < HEADS * DIM)
 
 
 @triton.jit(do_not_specialize_on_alignment=["locations"])
@@ -41,6 +42,8 @@ def store_kv_kernel(
     k_head_stride: tl.tensor,
     v_stride: tl.tensor,
     v_head_stride: tl.tensor,
+    k_cache_stride: tl.tensor,
+    v_cache_stride: tl.tensor,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
     DV: tl.constexpr,
@@ -52,9 +55,11 @@ def store_kv_kernel(
     token = tl.program_id(0).to(tl.int64)
     location = tl.load(locations + token).to(tl.int64)
     if tl.program_id(1) == 0:
-        _store_heads(k, k_cache, token, location, k_stride, k_head_stride, HEADS, DK, BLOCK_K, KIND)
+        strides = k_stride, k_head_stride, k_cache_stride
+        _store_heads(k, k_cache, token, location, *strides, HEADS, DK, BLOCK_K, KIND)
     else:
-        _store_heads(v, v_cache, token, location, v_stride, v_head_stride, HEADS, DV, BLOCK_V, KIND)
+        strides = v_stride, v_head_stride, v_cache_stride
+        _store_heads(v, v_cache, token, location, *strides, HEADS, DV, BLOCK_V, KIND)
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
@@ -73,6 +78,8 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: 
         k.stride(1),
         v.stride(0),
         v.stride(1),
+        k_cache.stride(0),
+        v_cache.stride(0),
         HEADS=heads,
         DK=dim_k,
         DV=dim_v,

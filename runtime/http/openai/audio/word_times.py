@@ -47,7 +47,8 @@ class WordTimes(Struct, frozen=True, kw_only=True):
         is_cut = output.finish is None or output.finish.reason != "stop"
         aligned = output.token_ids[:-1] if is_cut else output.token_ids
         given = len(self.prompt) - 1
-        scores = await self.service.control.sounds.align(part, [*self.prompt, *aligned], given, self.facts)
+        text, tenant = [*self.prompt, *aligned], self.service.tenant.name
+        scores = await self.service.control.sounds.align(part, text, given, self.facts, tenant)
         begins = await run_sync(giving_way, first_positions, scores)
         times_s = (begins * (self.facts.samples / self.rate)).tolist()
         times_s.append(times_s[-1])

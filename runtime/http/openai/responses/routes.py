@@ -12,7 +12,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
-from runtime.http.body import discard_body, read_body
+from runtime.http.body import discard_body, read_cut_body
+from runtime.http.cut_body import attempt_later, put_back_files
 from runtime.http.fields.headers import read_headers
 from runtime.http.fields.media import MediaParts
 from runtime.http.fields.query import limit_of, whole_number
@@ -32,6 +33,8 @@ from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import HEADERS
 from runtime.http.tenant_service import service_for, tenant_in
 from runtime.http.unknown_fields import warned
+from runtime.messages.media import MediaSource
+from runtime.messages.requests import Prompt
 from runtime.messages.tenants import Tenant
 from runtime.service import Service
 
@@ -117,18 +120,28 @@ class Responses:
         ]
 
     async def _prepared(
-        self, service: Service, request: Request, settings: HttpSettings
+        self, service: Service, settings: HttpSettings, content: bytes
     ) -> tuple[PreparedResponse, list[str]]:
         """-> the request, and unknown fields of it that were ignored"""
-        content = await read_body(request.scope, request.receive, settings.max_body_bytes)
         body, ignored = settings.unknown_fields.attempt(read_response, content, CREATE.path)
         return await PreparedResponse.read(service, self.store, body), ignored
 
     def _creating(self, settings: HttpSettings) -> Endpoint:
         async def create(request: Request) -> ASGIApp:
             service = service_for(self.service, tenant_in(request.scope))
-            prepared, ignored = await self._prepared(service, request, settings)
-            serving = answer(service, prepared, self.store.put)
+
+            async def take(content: bytes) -> tuple[PreparedResponse, list[str], Answer]:
+                prepared, ignored = await self._prepared(service, settings, content)
+                return prepared, ignored, answer(service, prepared, self.store.put)
+
+            def keep(taken: tuple[PreparedResponse, list[str], Answer]) -> bool:
+                prepared, _, serving = taken
+                prepared.texts = body.texts
+                # one in the background is stored in each of its states
+                return not prepared.body.background and serving.exchange.take_files(body.texts)
+
+            body = await read_cut_body(request.scope, request.receive, settings.max_body_bytes)
+            prepared, ignored, serving = await attempt_later(body, take, keep)
             serving.exchange.apply_headers(read_headers(request.headers, settings.label_header))
             serving.interval = settings.stream_interval
             if prepared.body.background:
@@ -173,10 +186,20 @@ class Responses:
     def _counting(self, settings: HttpSettings) -> Endpoint:
         async def count(request: Request) -> ASGIApp:
             service = service_for(self.service, tenant_in(request.scope))
-            prepared, ignored = await self._prepared(service, request, settings)
-            media = MediaParts(service.card.limits.media_kinds)
-            prompt = chat_prompt(prepared.chat, media)
-            ids = await self.service.control.tokenize(prompt, media.sources)
+
+            async def take(content: bytes) -> tuple[Prompt, list[MediaSource], list[str]]:
+                prepared, ignored = await self._prepared(service, settings, content)
+                media = MediaParts(service.card.limits.media_kinds)
+                return chat_prompt(prepared.chat, media), media.sources, ignored
+
+            def keep(taken: tuple[Prompt, list[MediaSource], list[str]]) -> bool:
+                files = put_back_files(taken[1], body.texts)
+                taken[1][:] = files or []
+                return files is not None
+
+            body = await read_cut_body(request.scope, request.receive, settings.max_body_bytes)
+            prompt, sources, ignored = await attempt_later(body, take, keep)
+            ids = await self.service.control.tokenize(prompt, sources)
             tokens = responses.InputTokens("response.input_tokens", len(ids))
             return warned(json_response(tokens), ignored)
 

@@ -1,7 +1,7 @@
 """POST /v1/responses: the items become a chat request, and the answer becomes items."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
 import msgspec
@@ -82,6 +82,7 @@ class PreparedResponse:
         self.chat = chat_body(self.body, [*self.context, *self.input])
         self.chat.lora_path = adapter
         self.response = response_object(self.body, response_model(service.card, self.body.model))
+        self.texts: Mapping[str, memoryview] = {}  # what marks in the input stand for (http/cut_body.py)
 
     @property
     def is_stored(self) -> bool:
@@ -187,7 +188,11 @@ def response_object(body: ResponseBody, model: str) -> Payload:
     }
 
 
-def answer(service: Service, prepared: PreparedResponse, store: Callable[[StoredResponse], None]) -> Answer:
+Store = Callable[[StoredResponse, Mapping[str, memoryview]], None]
+"""Takes a complete response, and what marks in it stand for."""
+
+
+def answer(service: Service, prepared: PreparedResponse, store: Store) -> Answer:
     """Raises RequestError. `store` gets the answer when it is complete."""
     try:
         request, reading, names = chat.prepare(service, prepared.chat, prepared.response["id"])
@@ -209,9 +214,7 @@ class ResponseAnswerFormat:
 
     answer_type = Response
 
-    def __init__(
-        self, service: Service, prepared: PreparedResponse, store: Callable[[StoredResponse], None]
-    ) -> None:
+    def __init__(self, service: Service, prepared: PreparedResponse, store: Store) -> None:
         self.service = service
         self.prepared = prepared
         self.store = store
@@ -270,7 +273,7 @@ class ResponseAnswerFormat:
 
     def _store(self) -> None:
         if self.prepared.is_stored:
-            self.store(self.prepared.record())
+            self.store(self.prepared.record(), self.prepared.texts)
 
     def _logprobs(self, tokens: list[TokenLogprob] | None) -> list[Payload]:
         return [] if tokens is None else chat_logprobs(tokens, self.service.token_bytes)["content"].made()

@@ -10,6 +10,7 @@ takes nothing, responses stay in memory, within the same bounds, and are written
 
 import sqlite3
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 
@@ -18,6 +19,7 @@ import msgspec
 
 from runtime import log
 from runtime.errors import InvalidRequest, NotFound, RequestError, StorageFull, StorageUnavailable
+from runtime.http.cut_body import with_texts
 from runtime.http.openai.responses.table import OPEN, ResponseTable, Row, StoredResponse
 from runtime.http.openai.stored.disk import Disk, storage_error
 from runtime.http.openai.stored.quota import Kept
@@ -27,6 +29,7 @@ MAX_RESPONSES = 10_000
 MAX_BYTES = 256 * 2**20
 MAX_ROWS = 100  # are written at once
 RETRY_S = 5.0  # before the disk is tried again
+NO_TEXTS: Mapping[str, memoryview] = {}
 LAST_WRITE_S = 2.0  # to write what is in memory when the server stops
 
 
@@ -71,9 +74,10 @@ class ResponseStore:
         if self._fault is not None:
             raise type(self._fault)(self._fault.message)
 
-    def put(self, record: StoredResponse) -> None:
-        """Stores a response, or its new state. It is on the disk soon."""
-        row = _row(record)
+    def put(self, record: StoredResponse, texts: Mapping[str, memoryview] = NO_TEXTS) -> None:
+        """Stores a response, or its new state. It is on the disk soon. `texts`: what marks in it stand for
+        (http/cut_body.py)."""
+        row = _row(record, texts)
         if not self.kept.takes(row.owner, len(row.data)):
             return
         if (before := self._memory.get(row.id)) is not None:
@@ -183,8 +187,9 @@ class ResponseStore:
         self._news.set()  # `run` tries again
 
 
-def _row(record: StoredResponse) -> Row:
-    return Row(record.id, record.owner, record.response["status"] not in OPEN, msgspec.json.encode(record))
+def _row(record: StoredResponse, texts: Mapping[str, memoryview] = NO_TEXTS) -> Row:
+    data = with_texts(msgspec.json.encode(record), texts)
+    return Row(record.id, record.owner, record.response["status"] not in OPEN, data)
 
 
 def _revert(table: ResponseTable, response_id: str) -> None:
