@@ -80,7 +80,7 @@ def norms(bench: Bench, ops: Any, figures: dict[str, Any]) -> None:
                 ways = {"joined": joined, "apart": apart}
                 figures[f"{name}: {rows}"] = both(
                     bench,
-                    {way: [partial(call, inputs, packed) for packed in weights] for way, call in ways.items()},
+                    {way: [partial(call, inputs, one) for one in weights] for way, call in ways.items()},
                 )
 
 
