@@ -73,6 +73,7 @@ def parts() -> dict[str, list[Section]]:
             tests("kernels are right", kernels, 200, *chosen, *spread(KERNELS)),
             tests("ranks are right", "tests/cuda --durations=5", 200, "-m", "cuda", joins=True),
             tests("engines are right", engines, 150, "-v", "-k", one_card, *spread(ENGINES_AT_ONCE)),
+            Section("joined launches", ("bench.gpu_joined",), 15, 40),
             Section("fusion", ("bench.gpu_fusion",), 40, 140),
             Section("http", ("bench.gpu_serve",), 60, 140),
         ],

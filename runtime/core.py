@@ -46,6 +46,7 @@ from runtime.metrics.heartbeat import log_long_collections
 from runtime.metrics.request_log import RequestLogs
 from runtime.metrics.request_progress import RequestProgress
 from runtime.models.config.checksums import check_files
+from runtime.models.config.model_config import ModelConfig
 from runtime.options.footprint import loading_notice
 from runtime.options.plan import Plan
 from runtime.service import Health, Load, ModelCard, State
@@ -183,19 +184,7 @@ class Core:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._progress.run)
             tasks.start_soon(self._text.run)
-            if self.model.transformers_json is not None:
-                log.get("start").info(
-                    "transformers' own code computes this model, over paged attention",
-                    architecture=self.model.architecture,
-                )
-            if self.model.wrapper and self.model.media is None:
-                log.get("start").info(
-                    "the text model of this checkpoint is served; requests with images or sound are refused",
-                    architecture=self.model.wrapper,
-                    text_model=self.model.architecture,
-                )
-            if (notice := loading_notice(self.plan, self.model)) is not None:
-                log.get("start").info(notice)
+            log_notices(self.plan, self.model)
             await check_model(self.plan, self._progress)
             if self._nodes is not None:
                 await tasks.start(self._nodes.run, self.plan)
@@ -315,6 +304,24 @@ def options_in_force(plan: Plan, load: Load) -> Fields:
     if num_tokens and (notice := plan.memory.pool_notice(num_tokens)):
         options["max_total_tokens"]["reason"] = notice
     return {**options}
+
+
+def log_notices(plan: Plan, model: ModelConfig) -> None:
+    """Logs how a model is served, where that is not what its checkpoint alone would say."""
+    start = log.get("start")
+    if model.transformers_json is not None:
+        start.info(
+            "transformers' own code computes this model, over paged attention",
+            architecture=model.architecture,
+        )
+    if model.wrapper and model.media is None:
+        start.info(
+            "the text model of this checkpoint is served; requests with images or sound are refused",
+            architecture=model.wrapper,
+            text_model=model.architecture,
+        )
+    if (notice := loading_notice(plan, model)) is not None:
+        start.info(notice)
 
 
 async def check_model(plan: Plan, progress: StartProgress) -> None:

@@ -34,7 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from runtime.actors.stream_sink import StreamSink
 from runtime.admin.engine_controls import BlockingEngineControls, EngineControls
 from runtime.core import Core
-from runtime.errors import InvalidRequest, RequestError, RuntimeFault, StartError, Unavailable
+from runtime.errors import InvalidRequest, OptionsError, RequestError, RuntimeFault, StartError, Unavailable
 from runtime.http.app import http_app
 from runtime.http.embeddings.library import Classes, Ranked, Texts
 from runtime.http.errors import invalid
@@ -104,8 +104,12 @@ class Engine(EngineControls):
     """A model served to this process. Use as `async with`; raises StartError on entry when it cannot
     start."""
 
-    def __init__(self, **options: object) -> None:
-        self._core = Core(plan_for(from_values(options)))
+    def __init__(self, model_path: str | None = None, /, **options: object) -> None:
+        """`model_path` may also be one of the options. Raises OptionsError."""
+        if model_path is not None and options.keys() & {"model", "model_path"}:
+            raise OptionsError(["the model is given twice; give it first or by name"])
+        named = {} if model_path is None else {"model_path": model_path}
+        self._core = Core(plan_for(from_values(named | options)))
         super().__init__(self._core)
         self._tasks: TaskGroup | None = None
         self._stored_objects: StoredObjects | None = None
@@ -214,8 +218,8 @@ class LLM(BlockingEngineControls):
 
     _engine: Engine
 
-    def __init__(self, **options: object) -> None:
-        self._engine = Engine(**options)
+    def __init__(self, model_path: str | None = None, /, **options: object) -> None:
+        self._engine = Engine(model_path, **options)
         super().__init__(self._engine)
 
     @overload

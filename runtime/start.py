@@ -211,32 +211,32 @@ def check_classes(plan: Plan) -> None:
     """The classes of logit processors and of the storage backend `dynamic` are found, as far as can be seen
     without running their modules. Raises StartError."""
     for path in plan.api.logit_processors if plan.api.enable_custom_logit_processor else ():
-        module, _, name = path.partition(":")
-        if problem := class_problem(module, name):
-            raise StartError(
-                f"--logit-processors {path} can't be loaded ({problem}); give package.module:Class of a "
-                "module that Python finds (for your own file set PYTHONPATH=FOLDER)"
-            )
+        _check_object("--logit-processors", path, "Class")
     for path in plan.weights.custom_weight_loader or ():
-        module, _, name = path.partition(":")
-        if problem := class_problem(module, name or " "):
-            raise StartError(
-                f"--custom-weight-loader {path} can't be loaded ({problem}); give package.module:function of "
-                "a module that Python finds"
-            )
+        _check_object("--custom-weight-loader", path, "function")
     if (recorded := plan.debug.debug_tensor_dump_input_file) is not None:
         try:
             check_regular(recorded)
         except OSError as error:
             raise StartError(f"--debug-tensor-dump-input-file {recorded} can't be read ({error})") from None
     for hook in plan.debug.forward_hooks or ():
-        module, _, name = hook.hook_factory.partition(":")
-        if problem := class_problem(module, name or " "):
-            raise StartError(
-                f"--forward-hooks: {hook.hook_factory} can't be loaded ({problem}); give "
-                "package.module:function of a module that Python finds (for your own file set "
-                "PYTHONPATH=FOLDER)"
-            )
+        _check_object("--forward-hooks:", hook.hook_factory, "function")
+    _check_storage_classes(plan)
+
+
+def _check_object(option: str, path: str, kind: str) -> None:
+    """Raises StartError where `path`, package.module:NAME, names no object that can be had; `kind`: what it
+    should be, a Class or a function."""
+    module, _, name = path.partition(":")
+    if problem := class_problem(module, name or " "):
+        raise StartError(
+            f"{option} {path} can't be loaded ({problem}); give package.module:{kind} of a module that "
+            "Python finds (for your own file set PYTHONPATH=FOLDER)"
+        )
+
+
+def _check_storage_classes(plan: Plan) -> None:
+    """The package of the storage backend, and the class of `dynamic`, are found. Raises StartError."""
     package = PACKAGES.get(plan.tiers.hicache_storage_backend or "")
     if package is not None and all(class_problem(module, "") for module in package.modules):
         raise StartError(

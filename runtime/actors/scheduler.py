@@ -47,6 +47,11 @@ from runtime.scheduling.pausing import flush, pause, resume_planning, suspend, u
 from runtime.scheduling.recovery import Lost
 from runtime.scheduling.scheduler import Scheduler
 
+CACHE_IN_USE = (
+    "the cache is in use: sequences are running; try again when none is, or pause generation with mode "
+    "retract or abort first"
+)
+
 
 class Storage(Protocol):
     """The storage tier, as far as the scheduler actor calls it; actors/storage.py is one."""
@@ -121,51 +126,49 @@ class SchedulerActor(SchedulerRounds[S]):
     async def _listen(self) -> None:
         while True:
             for message in await self._inbox.drain():
-                match message:
-                    case Arrive(request=request):
-                        await self._send(self._add(request))
-                    case Abort(request_id=request_id):
-                        if not self.scheduler.roster.siblings(request_id):
-                            self._forward(message)
-                        self.scheduler.abort(request_id)
-                    case Stopped(sequence_ids=ids):
-                        if not all(i in self.scheduler.roster.live for i in ids):
-                            self._forward(message)
-                        self._meter.stopped(monotonic(), ids)
-                        self.scheduler.end(ids)
-                    case Pause(mode=mode):
-                        pause(self.scheduler, mode)
-                        self._pausing.append(message)
-                        self._answer_pauses()
-                    case SuspendPlanning(drops_pages=drops_pages):
-                        if (busy := suspend(self.scheduler, drops_pages=drops_pages)) is not None:
-                            message.answer(busy)
-                        else:
-                            self._pausing.append(message)
-                            self._answer_pauses()
-                    case ResumePlanning():
-                        resume_planning(self.scheduler)
-                    case Unload(adapter=adapter):
-                        self.scheduler.roster.lora_slots.unload(adapter, self.scheduler.roster.live.values())
-                    case Continue():
-                        unpause(self.scheduler)
-                        self._answer_pauses()
-                    case Flush(answer=answer):
-                        freed = flush(self.scheduler)
-                        answer(
-                            Busy(
-                                "the cache is in use: sequences are running; try again when none is, or "
-                                "pause generation with mode retract or abort first"
-                            )
-                            if freed is None
-                            else freed
-                        )
+                if isinstance(message, Arrive):
+                    await self._send(self._add(message.request))
+                else:
+                    self._obey(message)
             self._wake.set()
 
+    def _obey(self, message: ToScheduler) -> None:
+        """Does what a message asks for; those that bring requests are added instead."""
+        scheduler = self.scheduler
+        match message:
+            case Abort(request_id=request_id):
+                if not scheduler.roster.siblings(request_id):
+                    self._forward(message)
+                scheduler.abort(request_id)
+            case Stopped(sequence_ids=ids):
+                if not all(i in scheduler.roster.live for i in ids):
+                    self._forward(message)
+                self._meter.stopped(monotonic(), ids)
+                scheduler.end(ids)
+            case Pause(mode=mode):
+                pause(scheduler, mode)
+                self._pausing.append(message)
+                self._answer_pauses()
+            case SuspendPlanning(drops_pages=drops_pages):
+                if (busy := suspend(scheduler, drops_pages=drops_pages)) is not None:
+                    message.answer(busy)
+                else:
+                    self._pausing.append(message)
+                    self._answer_pauses()
+            case ResumePlanning():
+                resume_planning(scheduler)
+            case Unload(adapter=adapter):
+                scheduler.roster.lora_slots.unload(adapter, scheduler.roster.live.values())
+            case Continue():
+                unpause(scheduler)
+                self._answer_pauses()
+            case Flush(answer=answer):
+                freed = flush(scheduler)
+                answer(Busy(CACHE_IN_USE) if freed is None else freed)
+
     def _add(self, request: Request) -> Opened | Refused:
-        if (
-            self.limits.cuts and not request.media
-        ):  # the pages hold less than the tokenizer's limit where memory is short
+        if self.limits.cuts and not request.media:
+            # the pages hold less than the tokenizer's limit where memory is short
             request = structs.replace(request, prompt_ids=cut(request.prompt_ids, self.limits))
         try:
             check(request.params, request.prompt_ids, self.limits)

@@ -120,7 +120,11 @@ class ClampedExperts(Protocol):
 
 
 class FusedOps(Protocol):
-    """Functions that a device may compute in one kernel where others use several Ops."""
+    """Functions that a device may compute in one kernel where others use several Ops. `sums_ranks`: whether
+    `add_rms_norm_of_ranks` may give a result."""
+
+    @property
+    def sums_ranks(self) -> bool: ...
 
     def prepare_heads(
         self,
@@ -150,6 +154,11 @@ class FusedOps(Protocol):
     ) -> "tuple[Tensor, Tensor]":
         """As Ops.add_rms_norm. `feeds`: the packed weight that Ops.linear gets next with the norm, for which
         the device may prepare it; None: it is not known."""
+        ...
+
+    def add_rms_norm_of_ranks(self, inputs: NormInputs, feeds: object) -> "tuple[Tensor, Tensor] | None":
+        """`add_rms_norm` with the sum over all ranks of one stage in place of x, of which each has a part;
+        None, on all of them: they sum it first."""
         ...
 
     def act_and_mul(self, x: "Tensor", kind: "Gate", feeds: object) -> "Tensor":

@@ -62,6 +62,10 @@ class FeedForward(Layer):
             reduction=reduction,
         )
 
+    def leave_sum(self) -> None:
+        """See Linear.leave_sum."""
+        self.down_proj.leave_sum()
+
     @property
     def is_plain(self) -> bool:
         """Whether the gate is applied to the first product as it is."""

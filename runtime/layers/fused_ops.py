@@ -14,6 +14,8 @@ from runtime.layers.sampling.sampler import uniform
 class UnfusedOps:
     """FusedOps on any device, as several operators."""
 
+    sums_ranks = False
+
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
 
@@ -44,6 +46,10 @@ class UnfusedOps:
     ) -> tuple[Tensor, Tensor]:
         """See FusedOps.add_rms_norm."""
         return self.ops.add_rms_norm(x, residual, weight, eps)
+
+    def add_rms_norm_of_ranks(self, inputs: NormInputs, feeds: object) -> tuple[Tensor, Tensor] | None:
+        """None: the sum first."""
+        return None
 
     def act_and_mul(self, x: Tensor, kind: Gate, feeds: object) -> Tensor:
         """See FusedOps.act_and_mul."""

@@ -206,6 +206,11 @@ class Linear(Layer):
         )
         self.weight = self.quantized = None
 
+    def leave_sum(self) -> None:
+        """From now on the output is this rank's part of the sum over ranks, which is left to who reads it."""
+        assert not self.has_bias, "it would be added once a rank"
+        self.reduce = None
+
     def forward(self, x: Tensor) -> Tensor:
         """x [N, in] -> [N, out], or with reduction "reduce_scatter" this rank's shard of the rows."""
         return self.with_lora(x, self.lora)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from runtime.devices.base import Device
+from runtime.devices.base import Collectives, Device
 from runtime.devices.operands import NormInputs
 from runtime.layers.fused_ops import fused_ops_of
 from runtime.layers.linear import Linear
@@ -59,12 +59,29 @@ class RMSNorm(Layer):
         well."""
         return None if self.shift is not None else NormInputs(x, residual, self.weight.tensor, self.eps)
 
+    def add_of_ranks(self, x: Tensor, residual: Tensor, ranks: Collectives) -> tuple[Tensor, Tensor]:
+        """`add` of the sum over ranks of x, of which each has a part."""
+        inputs = self.inputs(x, residual)
+        found = None if inputs is None else self.fused.add_rms_norm_of_ranks(inputs, self.feeds())
+        return self.add(ranks.all_reduce(x), residual) if found is None else found
+
     def add_wide(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """(norm of x + residual, the same as float32 where one launch gives both, x + residual)."""
         if self.shift is not None:
             normed, total = self.add(x, residual)
             return normed, None, total
         return self.fused.add_rms_norm_wide(x, residual, self.weight.tensor, self.eps)
+
+
+def added(
+    norm: "Norm", x: Tensor, residual: Tensor, ranks: Collectives | None
+) -> tuple[Tensor, Tensor]:
+    """(norm of x + residual, x + residual). `ranks`: the norm is a RMSNorm, and x one of their parts of a sum
+    that is taken first; None: x is whole."""
+    if ranks is None:
+        return norm.add(x, residual)
+    assert isinstance(norm, RMSNorm), "only these sum"
+    return norm.add_of_ranks(x, residual, ranks)
 
 
 # first projections of attention and of feed-forwards

@@ -7,14 +7,14 @@ norms, the feed-forward, what is rotated and by which frequencies, biases, windo
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Device, ForwardBatch
+from runtime.devices.base import Collectives, Device, ForwardBatch
 from runtime.devices.operands import NormInputs
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.embedding import Embedding, Head
 from runtime.layers.feed_forward import PlainFeedForward
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.moe.plain_experts import PlainExperts
-from runtime.layers.norm import NORMS, NoNorm, Norm, RMSNorm, feed
+from runtime.layers.norm import NORMS, NoNorm, Norm, RMSNorm, added, feed
 from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
 from runtime.layers.parallel.group_tokens import open_group_tokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
@@ -33,6 +33,7 @@ from runtime.models.config.wrappers import TEXT_NAMES
 from runtime.models.deepstack import deepstack_features
 from runtime.models.feed_forwards import feed_forward
 from runtime.models.fused_tensors import Fused, equal_parts
+from runtime.models.norm_sums import leave_sums_to_norms, norm_ranks
 from runtime.models.self_attention import SelfAttention
 from runtime.models.vision.open_encoder import MediaEncoder, open_encoder
 from runtime.models.vision.rows import RowsOfOthers
@@ -96,12 +97,17 @@ class LlamaDecoderLayer(Layer):
             is_whole = is_whole and type(self) is LlamaDecoderLayer
             feed(self.input_layernorm, self.self_attn, is_whole=is_whole)
             feed(self.post_attention_layernorm, self.mlp, is_whole=is_whole)
+        # the ranks whose parts of a sum the norm behind attention is given, and the first norm; None: the sum
+        self.norm_ranks = norm_ranks(device, config, self.mlp) if type(self) is LlamaDecoderLayer else None
+        self.input_ranks: Collectives | None = None
+        if self.norm_ranks is not None:
+            self.self_attn.o_proj.leave_sum()
 
     def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """See DecoderLayer.before_attention. A feed-forward in parallel with attention is computed here."""
-        x, residual = self.input_layernorm.add(x, residual)
+        x, residual = added(self.input_layernorm, x, residual, self.input_ranks)
         given = x if self.self_attn.gathers_tokens else self.all_tokens(x, batch)
         queries = self.self_attn.project(own_tokens(batch.part, given), cos, sin, batch)
         if self.is_parallel:
@@ -130,14 +136,14 @@ class LlamaDecoderLayer(Layer):
         """From what the layer has added up so far, x and residual, to the pair that the next block begins
         with."""
         norm = self.post_attention_layernorm
-        if self.is_direct and isinstance(norm, RMSNorm):
+        if self.is_direct and self.norm_ranks is None and isinstance(norm, RMSNorm):
             found = self._of_norm(norm.inputs(x, residual), batch)
             if found is not None:
                 return self._scaled(found[0]), found[1]
             if isinstance(self.mlp, SparseFeedForward):
                 x, wide, residual = norm.add_wide(x, residual)
                 return self._feed_forward(x, batch, wide), residual
-        x, residual = norm.add(x, residual)
+        x, residual = added(norm, x, residual, self.norm_ranks)
         return self._feed_forward(x, batch), residual
 
     def _feed_forward(self, x: Tensor, batch: ForwardBatch, wide: Tensor | None = None) -> Tensor:
@@ -242,6 +248,7 @@ class Llama(Layer):
         # places of own layers whose inputs are wanted: `forward` returns [T, hidden * (1 + these)], the last
         # ones in front
         self.aux_layers: tuple[int, ...] = self.stage.own_aux(config.num_layers)
+        leave_sums_to_norms(self.layers, self.aux_layers)
         self.sequence_parallel = open_sequence_parallel(device)
         ropes = [(config.rope_of(i), config.of_layer(i).head_dim) for i in own]
         kinds = list(dict.fromkeys(ropes))

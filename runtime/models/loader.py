@@ -279,13 +279,12 @@ def fill_from_files(
     """Gives each tensor of the files to `take`, with the name of its weight, the weight and the source in it.
     Raises ModelError for tensors that are missing, or left over unless the targets are a part of the
     model's."""
-    packed_modules = model.packed_modules
     key_of = (
         model.checkpoint_key
         if names_tensors(model)
-        else partial(target_name, packed_modules=packed_modules, renames=model.renames)
+        else partial(target_name, packed_modules=model.packed_modules, renames=model.renames)
     )
-    missing, extra = dict(targets), []
+    missing, extra = dict(targets), list[TensorSlice]()
     size = sum(path.stat().st_size for path in checkpoint.files())
     files = _gauged(checkpoint.tensors(config), Gauge(progress, "weights", size))
     others = OTHER_WEIGHTS if config.wrapper else ()
@@ -309,24 +308,27 @@ def fill_from_files(
             or is_ignored(tensor.name, model, others)
         ):
             extra.append(tensor)
-    if missing := {key: weight for key, weight in missing.items() if not weight.is_optional}:
-        name, part = next(iter(missing))
-        known_as = (
-            [old for old, new in packed_modules.items() if new[1] == part and f".{new[0]}." in name]
-            if part
-            else []
-        )
-        shown = name.replace(packed_modules[known_as[0]][0], known_as[0]) if known_as else name
+    needed = [key for key, weight in missing.items() if not weight.is_optional]
+    if needed:
         raise ModelError(
-            f"the checkpoint lacks {len(missing)} weights that config.json asks for, {shown} among them; "
+            f"the checkpoint lacks {len(needed)} weights that config.json asks for, "
+            f"{_name_in_files(*needed[0], model.packed_modules)} among them; "
             "finish the download, or use the config.json that belongs to these weights"
         )
     if extra:
         raise ModelError(
             f"the checkpoint has {len(extra)} weights that {config.architecture} does not use, "
-            f"{extra[0].name} in "
-            f"{extra[0].file} among them; use the config.json that belongs to these weights"
+            f"{extra[0].name} in {extra[0].file} among them; use the config.json that belongs to these "
+            "weights"
         )
+
+
+def _name_in_files(name: str, part: str, packed_modules: PackedModules) -> str:
+    """The name that files have for a part of a weight, which may be fused of several modules."""
+    for old, (new, new_part) in packed_modules.items():
+        if part and new_part == part and f".{new}." in name:
+            return name.replace(new, old)
+    return name
 
 
 def is_elsewhere(name: str, model: Model, config: ModelConfig) -> bool:

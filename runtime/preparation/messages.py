@@ -18,7 +18,8 @@ _ENCODERS = {one.__name__: one for one in get_args(MediaConfig)}
 
 
 class PrepareSetup(Struct, frozen=True, kw_only=True):
-    """The first message to the process: the model whose files it prepares, as `open_processor` takes it."""
+    """The first message to the process: the model whose files it prepares, as `open_processor` takes it.
+    Questions answer it, and Opened."""
 
     folder: str
     encoder_name: str  # class of the encoder's configuration
@@ -65,6 +66,10 @@ class Answer(Struct, frozen=True, array_like=True):
     error: str = ""
 
 
+class Opened(Struct, frozen=True, array_like=True, tag="opened"):
+    """The process has opened the model's processor, and takes files."""
+
+
 class PrepareFile(Struct, frozen=True, kw_only=True, array_like=True):
     """A request to prepare a file. Its socket for the answer, its array, and that of its sound come with it
     as descriptors."""
@@ -90,6 +95,7 @@ class Refused(Struct, frozen=True, array_like=True, tag="refused"):
 
 
 FromChild = Question | Done | Refused
+FromProcess = Question | Opened
 
 
 class ArrayPlace(Struct, frozen=True, array_like=True):

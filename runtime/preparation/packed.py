@@ -26,10 +26,12 @@ def write_prepared(one: Prepared) -> tuple[int, int]:
 def read_prepared(fd: int, head_at: int) -> Prepared:
     """The file whose arrays and head lie in this memory, which the caller closes. Arrays are read-only."""
     size = os.fstat(fd).st_size
-    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-    memory: mmap.mmap | bytes = mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ)
+    memory: mmap.mmap | bytes = mmap.mmap(fd, size, prot=mmap.PROT_READ)
     if size <= COPIED_BYTES:
         memory = bytes(memory)
+    else:
+        # each page is looked at here, where numpy lets the event loop run, so that none is missing there
+        np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE].max()
     return _read(memory, _decoder.decode(memoryview(memory)[head_at:]))
 
 

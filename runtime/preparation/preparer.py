@@ -25,6 +25,8 @@ from runtime.preparation.messages import (
     Done,
     FileHead,
     FromChild,
+    FromProcess,
+    Opened,
     PrepareFile,
     PrepareSetup,
     Question,
@@ -37,6 +39,7 @@ from runtime.text.vocabulary import Vocabulary
 LIMIT_S = 120.0  # for one file, the start of the process included
 MAX_KNOWN = 256  # answers that children are given with a file
 _decoder = msgspec.msgpack.Decoder(FromChild)
+_process_decoder = msgspec.msgpack.Decoder(FromProcess)
 
 
 class Preparer:
@@ -63,8 +66,9 @@ class Preparer:
             special_tokens=vocabulary.files.special_tokens,
         )
         self._vocabulary, self._environment = vocabulary, environment
-        self._lock = threading.Lock()  # of all below
+        self._known_lock = threading.Lock()
         self._known: OrderedDict[Question, Answer] = OrderedDict()
+        self._lock = threading.Lock()  # of both below
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
@@ -99,7 +103,8 @@ class Preparer:
             fds += [descriptor_of(one) for one in files]
             file, sound = head_of(media), None if media.sound is None else head_of(media.sound)
             with self._lock:
-                known = list(self._known.items())
+                with self._known_lock:
+                    known = list(self._known.items())
                 request = msgspec.msgpack.encode(PrepareFile(file=file, sound=sound, known=known))
                 socket.send_fds(self._started(), [request], [reply, *fds])
         finally:
@@ -126,6 +131,8 @@ class Preparer:
                     os.close(fd)
 
     def _answer(self, question: Question) -> Answer:
+        if (known := self._known.get(question)) is not None:
+            return known
         if question.is_name:
             id = self._vocabulary.token_id(question.text)
             answer = Answer(None if id is None else [id])
@@ -134,14 +141,14 @@ class Preparer:
                 answer = Answer(self._vocabulary.encode(question.text, add_special=False))
             except InvalidRequest as error:  # the server has no tokenizer
                 answer = Answer(None, error.message)
-        with self._lock:
+        with self._known_lock:
             self._known[question] = answer
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
         return answer
 
     def _started(self) -> socket.socket:
-        """The socket of the process, which runs."""
+        """The socket of the process, which runs and has opened the processor. Raises OSError."""
         if self._process is not None and self._process.poll() is None and self._socket is not None:
             return self._socket
         if self._process is not None:
@@ -151,9 +158,15 @@ class Preparer:
         ours.settimeout(LIMIT_S)
         with theirs:
             self._process = forks.start("runtime.preparation.process", theirs.fileno(), self._environment)
-        ours.sendall(msgspec.msgpack.encode(self._setup))
         self._socket = ours
-        return ours
+        ours.sendall(msgspec.msgpack.encode(self._setup))
+        while data := ours.recv(MAX_MESSAGE_BYTES):
+            match _process_decoder.decode(data):
+                case Question() as question:
+                    ours.sendall(msgspec.msgpack.encode(self._answer(question)))
+                case Opened():
+                    return ours
+        raise ConnectionResetError("the process has ended; the server's log may say why")
 
     def _end(self) -> None:
         if self._socket is not None:

@@ -1,20 +1,19 @@
 """The preparation process: `python -m runtime.preparation.process`, started by preparer.py when the first
 file comes.
 
-It forks a child for each file, which opens the model's processor and prepares the file. A child has no
-tokenizer: it asks the server for the few tokens that stand among those of a file.
+It opens the model's processor and forks a child for each file, which prepares it. There is no tokenizer here:
+the server is asked for the few tokens that stand among those of a file.
 """
 
 import argparse
 import gc
-import importlib
 import mmap
 import os
 import socket
 import sys
 import traceback
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -30,6 +29,7 @@ from runtime.preparation.messages import (
     Done,
     FileHead,
     FromChild,
+    Opened,
     PrepareFile,
     PrepareSetup,
     Question,
@@ -41,17 +41,6 @@ from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 
 BOUNDS = forks.Bounds(limit_s=120.0, cpu_s=60, memory_bytes=4 << 30, file_bytes=1 << 30)
-_LIBRARIES = (  # that processors of images are opened with; without Pillow there are none
-    "gemma_image_processor",
-    "image_openers",
-    "image_processor",
-    "naflex_images",
-    "omni_processor",
-    "onevision_processor",
-    "patch_image_processor",
-    "row_image_processor",
-    "tile_image_processor",
-)
 _file_decoder = msgspec.msgpack.Decoder(PrepareFile)
 _answer_decoder = msgspec.msgpack.Decoder(Answer)
 
@@ -59,10 +48,15 @@ _answer_decoder = msgspec.msgpack.Decoder(Answer)
 class AskedVocabulary(Vocabulary):
     """The server's tokenizer, as far as processors of files need one."""
 
-    def __init__(self, setup: PrepareSetup, request: PrepareFile, server: socket.socket) -> None:
+    def __init__(self, special_tokens: Mapping[str, str], server: socket.socket) -> None:
         super().__init__(Tokenizer(models.BPE()), TokenizerFiles())
-        self.files = TokenizerFiles(special_tokens=dict(setup.special_tokens))
-        self._known, self._server = dict(request.known), server
+        self.files = TokenizerFiles(special_tokens=dict(special_tokens))
+        self._known: dict[Question, Answer] = {}
+        self._server = server
+
+    def ask(self, server: socket.socket, known: Iterable[tuple[Question, Answer]]) -> None:
+        """Has questions go to this socket from now on, but for those whose answers are known."""
+        self._server, self._known = server, dict(known)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """The tokens of a text, without special ones. Raises InvalidRequest where texts have none."""
@@ -79,44 +73,53 @@ class AskedVocabulary(Vocabulary):
     def _answer(self, question: Question) -> Answer:
         if question not in self._known:
             self._server.sendall(msgspec.msgpack.encode(question))
-            self._known[question] = _answer_decoder.decode(self._server.recv(MAX_MESSAGE_BYTES))
+            data = self._server.recv(MAX_MESSAGE_BYTES)
+            if not data:
+                raise ConnectionResetError("the server has ended")
+            self._known[question] = _answer_decoder.decode(data)
         return self._known[question]
 
 
-def _run_child(setup: PrepareSetup, data: bytes, fds: list[int]) -> None:
-    """The whole work of a child."""
-    request, (reply, *arrays) = _file_decoder.decode(data), fds
-    with socket.socket(fileno=reply) as server:
-        memory: list[int] = []
-        result: FromChild
-        try:
-            forks.confine(BOUNDS)
-            forks.end_with(reply, is_written_to=True)
-            fd, head_at = _prepared(setup, request, arrays, server)
-            memory, result = [fd], Done(head_at)
-        except RequestError as error:
-            result = Refused(error.message, error.param)
-        except MemoryError:
-            message = f"{request.file.param}: the file takes too much memory when it is prepared"
-            result = Refused(f"{message}; send a smaller one", request.file.param)
-        except Exception:
-            traceback.print_exc(file=sys.stderr)
-            message = f"{request.file.param} could not be prepared; the server's log has the details"
-            result = Refused(message, request.file.param, is_fault=True)
-        with suppress(OSError):  # the request may have ended
-            socket.send_fds(server, [msgspec.msgpack.encode(result)], memory)
+class Children:
+    """What the children of the process do, with the processor that it has opened."""
 
+    def __init__(self, setup: PrepareSetup, server: socket.socket) -> None:
+        """Raises ModelError, ConnectionError."""
+        self._vocabulary = AskedVocabulary(setup.special_tokens, server)
+        folder, config = Path(setup.folder), setup.media_config
+        processor = open_processor(folder, config, self._vocabulary, setup.pixels)
+        assert processor is not None, "an encoder has a processor"
+        self._processor = processor
 
-def _prepared(
-    setup: PrepareSetup, request: PrepareFile, arrays: list[int], server: socket.socket
-) -> tuple[int, int]:
-    """Memory with the file as the encoder takes it; see write_prepared. Raises InvalidRequest."""
-    vocabulary = AskedVocabulary(setup, request, server)
-    processor = open_processor(Path(setup.folder), setup.media_config, vocabulary, setup.pixels)
-    assert processor is not None, "an encoder has a processor"
-    sound = None if request.sound is None else _media(request.sound, arrays[1])
-    media = msgspec.structs.replace(_media(request.file, arrays[0]), sound=sound)
-    return write_prepared(processor.prepare(media))
+    def run(self, data: bytes, fds: list[int]) -> None:
+        """The whole work of a child."""
+        request, (reply, *arrays) = _file_decoder.decode(data), fds
+        with socket.socket(fileno=reply) as server:
+            memory: list[int] = []
+            result: FromChild
+            try:
+                forks.confine(BOUNDS)
+                forks.end_with(reply, is_written_to=True)
+                self._vocabulary.ask(server, request.known)
+                fd, head_at = self._prepared(request, arrays)
+                memory, result = [fd], Done(head_at)
+            except RequestError as error:
+                result = Refused(error.message, error.param)
+            except MemoryError:
+                message = f"{request.file.param}: the file takes too much memory when it is prepared"
+                result = Refused(f"{message}; send a smaller one", request.file.param)
+            except Exception:
+                traceback.print_exc(file=sys.stderr)
+                message = f"{request.file.param} could not be prepared; the server's log has the details"
+                result = Refused(message, request.file.param, is_fault=True)
+            with suppress(OSError):  # the request may have ended
+                socket.send_fds(server, [msgspec.msgpack.encode(result)], memory)
+
+    def _prepared(self, request: PrepareFile, arrays: list[int]) -> tuple[int, int]:
+        """Memory with the file as the encoder takes it; see write_prepared. Raises InvalidRequest."""
+        sound = None if request.sound is None else _media(request.sound, arrays[1])
+        media = msgspec.structs.replace(_media(request.file, arrays[0]), sound=sound)
+        return write_prepared(self._processor.prepare(media))
 
 
 def _media(head: FileHead, fd: int) -> Media:
@@ -143,14 +146,12 @@ def main() -> None:
     parser.add_argument("--socket", type=int, required=True, help="descriptor")
     arguments = parser.parse_args()
     forks.lower_priority()
-    for name in _LIBRARIES:
-        with suppress(ImportError):
-            importlib.import_module(f"runtime.text.{name}")
-    gc.freeze()  # children share what is there
     with socket.socket(fileno=arguments.socket) as connection:
         if data := connection.recv(MAX_MESSAGE_BYTES):
-            setup = msgspec.msgpack.decode(data, type=PrepareSetup)
-            forks.serve(connection, MAX_MESSAGE_BYTES, partial(_run_child, setup))
+            children = Children(msgspec.msgpack.decode(data, type=PrepareSetup), connection)
+            connection.sendall(msgspec.msgpack.encode(Opened()))
+            gc.freeze()  # children share what is there
+            forks.serve(connection, MAX_MESSAGE_BYTES, children.run)
 
 
 if __name__ == "__main__":

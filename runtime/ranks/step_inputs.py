@@ -153,10 +153,11 @@ class StepInputs:
         self, plan: StepPlan, starts: np.ndarray, begins: np.ndarray, trees: dict[int, np.ndarray] | None
     ) -> AttentionRows:
         """The step's rows, whose tokens begin at `begins` in it and at `starts` in their slots, int64 [R]."""
-        if plan.blocks is not None:
-            return block_rows(plan, starts, begins, plan.blocks.size)
         spans = image_spans(plan, begins) if self.sees_whole_images else None
-        return AttentionRows(plan.num_decodes, plan.slots, starts, plan.counts, trees, spans=spans)
+        size = 0 if plan.blocks is None else plan.blocks.size
+        return AttentionRows(
+            plan.num_decodes, plan.slots, starts, plan.counts, trees, spans=spans, block_size=size
+        )
 
     def part_of(self, rows: AttentionRows, num_whole: int) -> tuple[TokenPart | None, AttentionRows]:
         """This rank's part of a step where ranks share prompts, and its rows; else None, and all rows. The
@@ -306,15 +307,6 @@ def _positions(starts: np.ndarray, begins: np.ndarray, counts: np.ndarray) -> np
     positions = np.repeat(starts - begins, counts)
     positions += np.arange(len(positions))
     return positions
-
-
-def block_rows(plan: StepPlan, starts: np.ndarray, begins: np.ndarray, size: int) -> AttentionRows:
-    """The tokens of a diffusion model as attention sees them: each sees all that stands in its slot up to the
-    end of its block, as a row would that decodes the block's last token."""
-    counts = plan.counts.astype(np.int64)
-    ends = (_positions(starts, begins, counts) // size + 1) * size
-    slots = np.repeat(plan.slots, counts)
-    return AttentionRows(len(slots), slots, ends - 1, np.ones(len(slots), np.int32))
 
 
 def image_spans(plan: StepPlan, begins: np.ndarray) -> dict[int, np.ndarray] | None:

@@ -1,5 +1,6 @@
 """Prompts with images, videos and sounds: placeholders become the tokens that stand for a file."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -109,10 +110,13 @@ class MediaPrompts:
         """The files as the encoder takes them; those that have `keys` are kept for later requests. `media` is
         empty then: the system takes milliseconds to take its memory back, in this thread. Thread-safe. Raises
         InvalidRequest."""
+        fds = [os.dup(one.memory.fd) for one in media if one.memory is not None]
         try:
             prepared = [self._processor.prepare(one) for one in counted(media)]
         finally:
             media.clear()
+            for fd in fds:  # what closes a memory last takes it back, and this lets other threads run
+                os.close(fd)
         for one in prepared:
             for part in parts_of(one):
                 self.loader.hold(part.values)

@@ -86,6 +86,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--export-metrics-to-file --export-metrics-to-file-dir {file}", "cannot be written to"),
     ("--file-storage-path {file}", "can't be used"),
     ("--enable-custom-logit-processor --logit-processors no_such_module:X", "can't be loaded"),
+    ("--enable-custom-logit-processor --logit-processors runtime.errors", "give package.module:Class"),
     ("--enable-hierarchical-cache -m {mamba}", "no layer of this model attends"),
     ("--grammar-backend outlines", "--grammar-backend outlines needs the package no_such_package"),
     (

@@ -80,6 +80,22 @@ def test_tokens_that_see_each_other(bench: Bench, device: str, spans: str, windo
     check_attention(bench, "mixed", shape, Scores(shape[3] ** -0.5, window), SPANS[spans])
 
 
+# starts and counts, in blocks
+BLOCKS = [(0, 1), (5, 1), (3, 2), (0, 9)]
+
+
+@pytest.mark.where(holds=lambda device, **_: device != "npu")  # which refuses such models
+@pytest.mark.parametrize("size", [1, 4, 24])
+def test_blocks_whose_tokens_see_each_other(bench: Bench, device: str, size: int) -> None:
+    """Rows of a diffusion model: a block behind others, two at once, and a prompt."""
+    shape = SHAPES[device][1]
+    rows = [(size * start, size * count) for start, count in BLOCKS]
+    spans = {
+        row: [[at, at + size] for at in range(0, count, size)] for row, (_, count) in enumerate(rows)
+    }
+    check_rows(bench, 0, rows, shape, Scores(shape[3] ** -0.5), spans, size)
+
+
 def check_attention(
     bench: Bench,
     case: str,
@@ -87,7 +103,19 @@ def check_attention(
     scores: Scores,
     spans: dict[int, list[list[int]]] | None = None,
 ) -> None:
-    num_decodes, rows = ROWS[case]
+    check_rows(bench, *ROWS[case], shape, scores, spans)
+
+
+def check_rows(
+    bench: Bench,
+    num_decodes: int,
+    rows: list[tuple[int, int]],
+    shape: tuple[int, int, int, int],
+    scores: Scores,
+    spans: dict[int, list[list[int]]] | None = None,
+    block_size: int = 0,
+) -> None:
+    """Spans are those of blocks, where there are any."""
     heads, kv_heads, page_size, dim = shape
     num_pages = -(-1000 // page_size)
     order = np.random.default_rng(0).permutation(num_pages * len(rows)) + 1
@@ -116,7 +144,8 @@ def check_attention(
         at += count
     starts, counts = np.array(rows, np.int32).T
     of_rows = {row: np.array(own, np.int64) for row, own in (spans or {}).items()}
-    plan = AttentionRows(num_decodes, slots, starts, counts, spans=of_rows or None)
+    given = None if block_size else of_rows or None
+    plan = AttentionRows(num_decodes, slots, starts, counts, spans=given, block_size=block_size)
     prepared = bench.ops.plan_attention(plan, table.unsqueeze(0), page_size, tuple({0, scores.window}))
     bench.near(bench.ops.attention(q, *caches, prepared, scores), torch.cat(expected))
 

@@ -1,6 +1,6 @@
 """Tiny checkpoints of each family, made once, and what transformers says about them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -21,10 +21,13 @@ def _ranks_start_fast(forked_children: None) -> None:
     """An import of torch by each rank would take most of the time of these tests."""
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _engines_share_a_gpu() -> None:
-    """Several processes of tests take the same GPU, where there is one."""
-    facts.DEVICES["cuda"] = replace(facts.DEVICES["cuda"], memory_fraction=0.05)
+@pytest.fixture(scope="module", autouse=True)
+def _engines_share_a_gpu() -> Iterator[None]:
+    """Several processes of tests take the same GPU, where there is one. Tests of options, which the same
+    process may run afterwards, are about whole ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(facts.DEVICES, "cuda", replace(facts.DEVICES["cuda"], memory_fraction=0.05))
+        yield
 
 
 @pytest.fixture

@@ -50,8 +50,9 @@ class Images:
         return found
 
     async def ask_each(self, prompts: Sequence[Prompt], **params: Any) -> list[list[int]]:
-        """The answers of prompts in company."""
+        """The answers of prompts in company: none begins before the files of all are prepared."""
         found: list[list[int]] = [[] for _ in prompts]
+        await self.engine.pause_generation()
 
         async def one(index: int) -> None:
             found[index] = (await self.ask(*prompts[index], **params)).token_ids
@@ -59,7 +60,15 @@ class Images:
         async with anyio.create_task_group() as tasks:
             for index in range(len(prompts)):
                 tasks.start_soon(one, index)
+            await self.continue_with(len(prompts))
         return found
+
+    async def continue_with(self, count: int) -> None:
+        """Ends a pause when so many requests wait."""
+        with anyio.fail_after(60):
+            while len(self.scheduler.roster.waiting) < count:
+                await anyio.sleep(0.001)
+        await self.engine.continue_generation()
 
     @property
     def scheduler(self) -> Scheduler:

@@ -109,9 +109,11 @@ async def test_preempted_sequences_and_new_ranks_go_on(
                 await anyio.sleep(0.001)
             os.kill(engine._core.replicas[0].supervisor.ranks.pids[0], signal.SIGKILL)
 
+        await engine.pause_generation()
         async with anyio.create_task_group() as tasks:
             for index in range(len(prompts)):
                 tasks.start_soon(one, index)
+            await images.continue_with(len(prompts))
             tasks.start_soon(kill)
         assert found == expected
         assert images.scheduler.totals.preemptions > 0

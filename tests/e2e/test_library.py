@@ -32,7 +32,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": T
 
 @pytest.mark.anyio
 async def test_stream_equals_generate(checkpoint: Checkpoint) -> None:
-    async with runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as engine:
+    async with runtime.Engine(str(checkpoint("qwen2")), **SMALL) as engine:
         whole = await engine.generate("Hello", **GREEDY)
         deltas = [delta async for delta in engine.stream("Hello", **GREEDY)]
         assert "".join(d.text for d in deltas) == whole.text and len(whole.token_ids) == 6

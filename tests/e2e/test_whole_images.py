@@ -98,7 +98,8 @@ async def test_preempted_sequences_compute_whole_images_again(gemma: tuple[Path,
     async with runtime.Engine(model_path=str(folder), **options) as engine:
         undisturbed = Images(engine)
         expected = [(await undisturbed.ask(*one, max_new_tokens=count)).token_ids for one in prompts]
-    options |= {"max_total_tokens": 200, "schedule_conservativeness": 0.1}
+    # without a bound on steps, which has images encoded one after the other
+    options |= {"max_total_tokens": 200, "schedule_conservativeness": 0.1, "max_step_ms": 0}
     async with runtime.Engine(model_path=str(folder), **options) as engine:
         images = Images(engine)
         assert await images.ask_each(prompts, max_new_tokens=count) == expected

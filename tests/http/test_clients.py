@@ -49,6 +49,8 @@ async def test_chat_streams_what_it_says_whole() -> None:
         assert texts == [choice.message.content for choice in whole.choices] and all(texts)
         assert logprobs == [choice.logprobs.content for choice in whole.choices]
         assert finishes == {0: "length", 1: "length"}
+        # fields that OpenAI's documents call required, though null
+        assert {"content", "refusal", "role"} == whole.choices[0].message.model_fields_set
         assert usages[-1] == whole.usage and usages[:-1] == [None] * (len(usages) - 1)
         assert whole.usage.completion_tokens == 40 and whole.usage.prompt_tokens_details.cached_tokens == 3
         assert whole.choices[0].logprobs.content[0].top_logprobs[1].logprob == -1.5

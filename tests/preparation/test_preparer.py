@@ -6,7 +6,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import get_args
 
 import msgspec
@@ -19,6 +18,7 @@ from runtime.messages.media import Media, MediaKind, SharedMemory, TokenGrid
 from runtime.models.config.media_config import MediaConfig
 from runtime.models.config.model_config import read_config
 from runtime.preparation import preparer as module
+from runtime.preparation.messages import Answer, Question
 from runtime.preparation.packed import COPIED_BYTES, read_prepared, write_prepared
 from runtime.preparation.preparer import Preparer
 from runtime.text.media_prompts import MediaProcessor, Prepared
@@ -88,34 +88,26 @@ def test_memory_that_a_file_came_in_is_not_copied(tmp_path: Path, monkeypatch: p
         assert same(there.prepare(other), here.prepare(other)), "the memory is of another array"
 
 
-def test_a_child_that_is_killed_fails_its_own_file(tmp_path: Path) -> None:
+def test_a_child_that_is_killed_fails_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a process that is killed is started again."""
-    make_qwen_vl(tmp_path, "2")
+    make_qwen3_vl(tmp_path)
     with opened(tmp_path) as (here, there):
         one = media()
         there.prepare(one)
         first = there._process
         assert first is not None
-        os.kill(first.pid, signal.SIGSTOP)
-        failures: list[Exception] = []
-
-        def prepare() -> None:
-            try:
-                there.prepare(media(height=2000, width=3000))
-            except InternalFault as error:
-                failures.append(error)
-
-        thread = Thread(target=prepare)
-        thread.start()
         children = Path(f"/proc/{first.pid}/task/{first.pid}/children")
-        os.kill(first.pid, signal.SIGCONT)
-        while not (pids := children.read_text().split()) and thread.is_alive():
-            pass
-        (pid,) = map(int, pids)
-        os.kill(pid, signal.SIGKILL)
-        thread.join()
-        assert [error.param for error in failures] == ["field"] and there._process is first
-        assert same(there.prepare(one), here.prepare(one))
+
+        def kill(question: Question) -> Answer:
+            """While it waits for the tokens of a moment's time."""
+            (pid,) = map(int, children.read_text().split())
+            os.kill(pid, signal.SIGKILL)
+            return Answer([1])
+
+        with monkeypatch.context() as patched, pytest.raises(InternalFault, match="field: the process"):
+            patched.setattr(there, "_answer", kill)
+            there.prepare(media(MediaKind.VIDEO, 3))
+        assert there._process is first and same(there.prepare(one), here.prepare(one))
         first.kill()
         first.wait()
         assert same(there.prepare(one), here.prepare(one)) and there._process is not first

@@ -304,7 +304,7 @@ class DecoderProgram:
         self._grow_tables(plan.longest)
         slots, starts, counts = plan.row_arrays
         tables = plan.page_tables.contiguous()
-        step.num_rows = len(slots)
+        step.num_rows, step.block = len(slots), plan.rows.block_size
         step.slots, step.starts, step.counts = (each.ctypes.data for each in (slots, starts, counts))
         step.pages_per_slot, step.page_size = tables.shape[2], plan.page_size
         of_pools = [each.contiguous() for each in locations]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from runtime.devices.base import Quantized
 from runtime.devices.cpu.kernels.library import Library
+from runtime.devices.cpu.matrix_memory import MatrixMemory
 from runtime.devices.packed import KeptMismatch
 from runtime.layers.quantization.dequantize import unpack_codes
 from runtime.models.config.quantization_schemes import Fp8, Int8, PackedInt
@@ -74,6 +75,7 @@ class Threads:
         self.library = library
         self.functions = library.functions
         self.num_threads = num_threads
+        self.memory = MatrixMemory()
         self.handle: int = self.functions.kernels_start(num_threads)
         # at exit threads end by themselves, and a forked process has none of its parent's
         weakref.finalize(self, self.functions.kernels_stop, self.handle).atexit = False
@@ -149,7 +151,7 @@ def packed(threads: Threads, form: Form, sources: Sequence[Tensor], fill: Callab
     if any(source.is_meta for source in sources):
         raise KeptMismatch("a weight is packed that was not loaded")
     library = threads.library
-    data = torch.empty(packed_bytes(library, form), dtype=torch.uint8)
+    data = threads.memory.take(packed_bytes(library, form))
     count = num_scales(library, form)
     scales, sums = (torch.zeros(count), torch.zeros(count, dtype=torch.int32)) if count else (None, None)
     matrix = matrix_of(library, form, data, scales, sums)

@@ -59,6 +59,7 @@ class PagedAttention:
             counts=counts.ctypes.data,
             pages_per_slot=table.shape[1],
             page_size=plan.page_size,
+            block=plan.rows.block_size,
             input=rows.data_ptr(),
             output=out.data_ptr(),
         )

@@ -9,10 +9,16 @@ from torch import Tensor
 
 from runtime import log
 from runtime.devices.cuda.nccl_window import WindowSums
+from runtime.devices.cuda.norm_sums import NormSums
 from runtime.devices.cuda.options import SymmetricMemory
 from runtime.devices.cuda.symmetric_memory import SymmetricSums
 from runtime.devices.torch_collectives import TorchCollectives
 from runtime.errors import StartError
+
+
+def first_line(error: RuntimeError) -> str:
+    """What an error of torch says, without where in C++."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class NcclCollectives(TorchCollectives):
@@ -49,13 +55,13 @@ class NcclCollectives(TorchCollectives):
         try:
             sums = SymmetricSums.open(group, self.size, torch_device)
         except RuntimeError as error:
-            fault = (str(error).strip() or type(error).__name__).splitlines()[0]
+            fault = first_line(error)
         faults = [found for found in self.outcomes(fault) if found]
         if sums is not None and not faults:  # all of them have it, so none waits for another in vain
             try:
                 sums.check(self.rank)
             except RuntimeError as error:
-                fault = str(error).splitlines()[0]
+                fault = first_line(error)
             faults = [found for found in self.outcomes(fault) if found]
         if not faults:
             return sums
@@ -64,6 +70,28 @@ class NcclCollectives(TorchCollectives):
                 f"--enable-torch-symm-mem: these GPUs cannot share memory ({faults[0]}); leave it out"
             )
         log.get("ranks").warning("sums go through NCCL: the GPUs cannot share memory", reason=faults[0])
+        return None
+
+    def open_norm_sums(self, torch_device: torch.device) -> NormSums | None:
+        """Memory through which norms sum (norm_sums.py), tried on all ranks; None, on all of them: without
+        shared memory, and with a line in the log where it is there and norms cannot use it."""
+        if not isinstance(self.sums, SymmetricSums):
+            return None
+        sums, fault = None, ""
+        try:
+            sums = NormSums.open(self.sums.group, self.rank, self.size, torch_device)
+        except RuntimeError as error:
+            fault = first_line(error)
+        faults = [found for found in self.outcomes(fault) if found]
+        if sums is not None and not faults:  # all of them have it, so none waits for another in vain
+            try:
+                sums.check()
+            except RuntimeError as error:
+                fault = first_line(error)
+            faults = [found for found in self.outcomes(fault) if found]
+        if not faults:
+            return sums
+        log.get("ranks").warning("norms do not sum what ranks have parts of", reason=faults[0])
         return None
 
     def _of_group(self, group: dist.ProcessGroup, part: range) -> Self:

@@ -1,14 +1,14 @@
 """Prompts by cuDNN: `--prefill-attention-backend cudnn`.
 
-With the package nvidia-cudnn-frontend cuDNN reads keys and values from their pages (cudnn_pages.py). Without
-it, for pages of 8 bits, and for what cuDNN has no kernel for over pages, keys and values of a row are gathered,
-and torch's scaled_dot_product_attention has cuDNN's kernels first: causal where nothing stands before the
-row's queries, with a mask where a prefix does. Layers with windows, score caps, sinks or biases are computed
-by our own kernel over the same rows. (cuDNN reads pages of 8 bits with queries in 8 bits alone, and before
-Blackwell its results are in 8 bits as well.)
+With the package nvidia-cudnn-frontend cuDNN reads keys and values from their pages (cudnn_pages.py).
+Without it, for pages of 8 bits, and for what cuDNN has no kernel for over pages, keys and values of a row
+are gathered, and torch's scaled_dot_product_attention has cuDNN's kernels first: causal where nothing
+stands before the row's queries, with a mask where a prefix does. Layers with windows, score caps, sinks or
+biases are computed by our own kernel over the same rows. (cuDNN reads pages of 8 bits with queries in 8
+bits alone, and before Blackwell its results are in 8 bits as well.)
 
-Prompts of latent attention (MLA) that are expanded to keys and values of all heads attend likewise; short ones
-are absorbed, which is our own kernel's.
+Prompts of latent attention (MLA) that are expanded to keys and values of all heads attend likewise; short
+ones are absorbed, which is our own kernel's.
 """
 
 from dataclasses import dataclass, field

@@ -1,8 +1,9 @@
-"""cuDNN's attention over pages by its graphs: the package nvidia-cudnn-frontend, written by the source of 1.23.0.
+"""cuDNN's attention over pages by its graphs: the package nvidia-cudnn-frontend, written by the source of
+1.23.0.
 
 A graph is built for shapes: a number of rows, the longest of them, the width of the page table, and what a
-layer has. The last two are rounded up to powers of two, so that few are built; building one takes as long as
-cuDNN takes to compile it. Lengths of rows, and where their queries begin, are tensors.
+layer has. The longest row and the width are rounded up to powers of two, so that few are built; building one
+takes as long as cuDNN takes to compile it. Lengths of rows, and where their queries begin, are tensors.
 """
 
 from dataclasses import dataclass
@@ -73,8 +74,8 @@ class PagedSdpa:
         self.graphs: dict[tuple[Any, ...], SdpaGraph | None] = {}
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float) -> Tensor | None:
-        """q [T, H, DK] over pages [pages, page_size, K, DK] and [pages, page_size, K, DV] -> [T, H, DV]; None:
-        cuDNN has no kernel for these shapes."""
+        """q [T, H, DK] over pages [pages, page_size, K, DK] and [pages, page_size, K, DV] -> [T, H, DV];
+        None: cuDNN has no kernel for these shapes."""
         q, heads = q.contiguous(), q.shape[1]
         caches = [cache.transpose(1, 2) for cache in (keys, values)]
         out = q.new_empty(*q.shape[:2], values.shape[3])

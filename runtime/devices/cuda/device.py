@@ -22,6 +22,7 @@ from runtime.messages.ranks import StartRank
 if TYPE_CHECKING:
     from runtime.devices.cuda.attention_backends import HybridAttentionBackend
     from runtime.devices.cuda.graphs import CudaGraphs
+    from runtime.devices.cuda.norm_sums import NormSums
 
 INSTALL = f"install a torch that is built for CUDA, and triton: {install_line('cuda')}"
 OLDEST = (8, 0)  # asynchronous copies and bfloat16 products
@@ -97,6 +98,22 @@ def open_ranks(
     return ranks, open_links(ranks, torch_device, start.steps_in_flight)
 
 
+def open_norm_sums(
+    ranks: Collectives, torch_device: torch.device, options: CudaOptions
+) -> "NormSums | None":
+    """Memory through which norms sum over ranks; None: ranks sum before."""
+    from runtime.devices.cuda.collectives import NcclCollectives
+
+    if options.kernel_fusion != "all" or not isinstance(ranks, NcclCollectives):
+        return None
+    return ranks.open_norm_sums(torch_device)
+
+
+def has_all_experts(start: StartRank) -> bool:
+    """Whether this rank has all experts, or a part of each, at places of their own numbers."""
+    return start.ep_size == 1 and start.expert_places is None
+
+
 def open_graphs(
     start: StartRank,
     torch_device: torch.device,
@@ -140,11 +157,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ops = CudaOps(
         dtype, gpu, options.fp8_gemm_backend, attention_backend, fusion, counters, options.gemv_rows
     )
-    are_all_here = start.ep_size == 1 and start.expert_places is None
-    counter = route_counter(torch_device, are_all_here=are_all_here, fusion=fusion)
+    counter = route_counter(torch_device, are_all_here=has_all_experts(start), fusion=fusion)
     experts = CudaExperts(gpu, fusion, counter=counter)
     lora = start.adapters
-    adapters = None if lora is None else CudaLoraOps(gpu, torch_device, lora.num_lora_slots)
     return Device(
         FACTS,
         torch_device,
@@ -155,8 +170,8 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         open_graphs(start, torch_device, options, attention_backend),
         ep_size=start.ep_size,
         all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
-        lora_ops=adapters,
-        fused=CudaFusedOps(ops),
+        lora_ops=None if lora is None else CudaLoraOps(gpu, torch_device, lora.num_lora_slots),
+        fused=CudaFusedOps(ops, open_norm_sums(ranks, torch_device, options)),
         state_steps=open_state_steps(start.recurrent_backend),
         mla_prologs=None if fusion == "off" else CudaPrologs(),
         joins_latents=any(BACKENDS[name].joins_latents for name in backends),

@@ -13,6 +13,7 @@ from runtime.devices.cuda.kernels.logits import apply_penalties
 from runtime.devices.cuda.kernels.norm import add_rms_norm
 from runtime.devices.cuda.kernels.norm_product import norm_product, takes_norm
 from runtime.devices.cuda.kernels.rotary import prepare_heads
+from runtime.devices.cuda.norm_sums import NormSums
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.cuda.weights import PackedWeight
 from runtime.devices.operands import DecodeRows, NormInputs, Seen, SlotParams, SlotTensors
@@ -27,6 +28,12 @@ class CudaFusedOps(UnfusedOps):
     """FusedOps (devices/operands.py) in Triton. What `ops.fusion` leaves out is computed as `ops` do."""
 
     ops: CudaOps
+
+    def __init__(self, ops: CudaOps, norm_sums: NormSums | None = None) -> None:
+        """`norm_sums`: memory of the ranks through which norms sum; None: ranks sum before."""
+        super().__init__(ops)
+        self.norm_sums = norm_sums
+        self.sums_ranks = norm_sums is not None
 
     def prepare_heads(
         self,
@@ -52,6 +59,18 @@ class CudaFusedOps(UnfusedOps):
         normed, total = add_rms_norm(x, residual, weight, eps, codes, self.ops.early)
         assert isinstance(feeds, PackedWeight), "it has codes"
         prepared.put(normed, feeds, codes)
+        return normed, total
+
+    def add_rms_norm_of_ranks(self, inputs: NormInputs, feeds: object) -> tuple[Tensor, Tensor] | None:
+        """One launch of few rows, with 8 bits as of `add_rms_norm`."""
+        if self.norm_sums is None or not self.norm_sums.takes(inputs):
+            return None
+        prepared = self.ops.prepared
+        codes = None if prepared is None else prepared.codes_for(len(inputs.x), feeds, inputs.x)
+        normed, total = self.norm_sums.add(inputs, codes, early=self.ops.early)
+        if prepared is not None and codes is not None:
+            assert isinstance(feeds, PackedWeight), "it has codes"
+            prepared.put(normed, feeds, codes)
         return normed, total
 
     def act_and_mul(self, x: Tensor, kind: Gate, feeds: object) -> Tensor:

@@ -12,9 +12,13 @@ from triton import knobs
 from runtime.devices.cuda import gemm_tiles
 from runtime.devices.cuda.fragments import FRAGMENTS
 from runtime.devices.cuda.gemm_tiles import TORCH_FROM, Tile, TileBytes, select_splits, select_tile
-from runtime.devices.cuda.kernels.activation_quantization import quantize_groups_kernel, quantize_rows_kernel
+from runtime.devices.cuda.kernels.activation_quantization import (
+    PART_ROWS,
+    quantize_groups_kernel,
+    quantize_rows_kernel,
+)
 from runtime.devices.cuda.kernels.epilogue import add_splits_kernel
-from runtime.devices.cuda.kernels.gemm import QUANTIZED_ROWS, gemm_kernel
+from runtime.devices.cuda.kernels.gemm import gemm_kernel
 from runtime.devices.cuda.kernels.launch import Gpu, dot_type, next_power_of_2
 from runtime.devices.cuda.kernels.moe_permute import ExpertTiles
 from runtime.devices.cuda.weights import SCALE_BLOCK, PackedWeight, pack_dense
@@ -139,7 +143,7 @@ def quantizes_inside(x: Tensor, packed: PackedWeight) -> bool:
     is found in it."""
     is_found = packed.input_scale is None and packed.input_offset is None and packed.columns is None
     is_whole = packed.padded == packed.ins and not packed.has_group_input_scales and x.stride(-1) == 1
-    return packed.inputs != "" and is_found and is_whole and len(x) <= QUANTIZED_ROWS.value
+    return packed.inputs != "" and is_found and is_whole and len(x) <= PART_ROWS.value
 
 
 def split_counters(gpu: Gpu, torch_device: torch.device) -> Tensor:

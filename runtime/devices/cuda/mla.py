@@ -21,9 +21,9 @@ EXPANDED_PAGE = 64  # tokens of which expanded rows have room for a power of two
 
 
 class AttendExpanded(Protocol):
-    """Attention of a row's last queries [n, H, N + P] over the first `length` of its expanded keys and values,
-    [room, H, N + P] and [room, H, V] -> [n, H, V]. The room is EXPANDED_PAGE times a power of two, and zeros
-    are behind the keys."""
+    """Attention of a row's last queries [n, H, N + P] over the first `length` of its expanded keys and
+    values, [room, H, N + P] and [room, H, V] -> [n, H, V]. The room is EXPANDED_PAGE times a power of two,
+    and zeros are behind the keys."""
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, length: int, scale: float) -> Tensor: ...
 

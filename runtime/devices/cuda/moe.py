@@ -33,7 +33,8 @@ ExpertWeights = tuple[PackedWeight, PackedWeight]
 def route_counter(torch_device: torch.device, *, are_all_here: bool, fusion: KernelFusion) -> Tensor | None:
     """By what the programs of a routing count themselves, where the last one aligns slots: where experts are
     all on this rank, at places of their own numbers. 0 between launches."""
-    return torch.zeros(1, dtype=torch.int32, device=torch_device) if are_all_here and fusion == "all" else None
+    is_used = are_all_here and fusion == "all"
+    return torch.zeros(1, dtype=torch.int32, device=torch_device) if is_used else None
 
 
 class CudaExperts:

@@ -81,6 +81,7 @@ class CudaOps:
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> AttentionPlan | PhasePlans | SpanPlan:
         """The attention plan of a step."""
+        plan = plan.by_query() if plan.block_size else plan
         if plan.spans:
             return plan_spans(plan, page_tables, page_size, windows, self.dtype, self.plan_attention)
         if self.attention_backend is not None:

@@ -1,9 +1,9 @@
-"""TensorRT-LLM's attention over pages for compute capability 10, from the package flashinfer-python, written by
-its source at 0.7.2: `--attention-backend trtllm_mha`, and for decodes of latent attention
+"""TensorRT-LLM's attention over pages for compute capability 10, from the package flashinfer-python,
+written by its source at 0.7.2: `--attention-backend trtllm_mha`, and for decodes of latent attention
 `--decode-attention-backend trtllm_mla`.
 
-Kernels read lengths on the device, so captured steps need nothing else. All calls share a workspace, which is
-zeros before the first one.
+Kernels read lengths on the device, so captured steps need nothing else. All calls share a workspace, which
+is zeros before the first one.
 """
 
 import torch

@@ -326,25 +326,24 @@ class ChatAnswerFormat:
         return {}
 
     def _input(self, choice: int, index: int) -> Fields:
-        custom = {"input": input_of(self.inputs.pop((choice, index)))}
-        return {"tool_calls": [{"index": index, "custom": custom}]}
+        text = input_of(self.inputs.pop((choice, index)))
+        return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
 
     def _message(self, choice: int, output: Output) -> Fields:
-        texts = {"content": "", "reasoning_content": ""}
+        content = reasoning = ""
         calls: list[Fields] = []
         for event in events_of(output):
             match event:
                 case Content(text=text):
-                    texts["content"] += text
+                    content += text
                 case Reasoning(text=text):
-                    texts["reasoning_content"] += text
+                    reasoning += text
                 case CallBegin():
                     calls.append(_call(event))
                 case Arguments(text=text):
                     calls[-1]["function"]["arguments"] += text
-        message: Fields = {"role": "assistant", "content": texts["content"] or (None if calls else "")}
-        if texts["reasoning_content"]:
-            message["reasoning_content"] = texts["reasoning_content"]
+        message: Fields = {"role": "assistant", "content": content or (None if calls else "")}
+        message |= {"refusal": None, "reasoning_content": reasoning} if reasoning else {"refusal": None}
         if calls:
             self.callers.add(choice)
             message["tool_calls"] = [

@@ -120,6 +120,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
 
     content: str | None
     role: Literal["assistant"] = "assistant"
+    refusal: None = None  # no model here refuses in a field of its own
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 

@@ -73,6 +73,7 @@ def plan_attention(
 ) -> AttentionPlan:
     """The attention plan of a step. `page_tables`: int32 [pools, max_slots, pages]; `windows`: the layers'
     sliding windows, 0 for none; `dtype`: of the masks."""
+    plan = plan.by_query() if plan.block_size else plan
     tables = {window: page_tables[-1 if window else 0] for window in windows}
     decodes = {
         window: _plan_decodes(plan, table, page_size, window, dtype) for window, table in tables.items()

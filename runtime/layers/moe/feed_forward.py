@@ -168,8 +168,13 @@ class SparseFeedForward(Layer):
             None  # what Experts.pack or Experts.pack_quantized made of the weights
         )
         self.counts: Tensor | None = None  # int32 [experts]: routed tokens are counted here, if it is set
+        self.leaves_sum = False  # the sum over ranks to who reads the result
         # int32 [tokens, k]: the experts of each token of a step are written here, if it is set
         self.routed: Tensor | None = None
+
+    def leave_sum(self) -> None:
+        """See Linear.leave_sum."""
+        self.leaves_sum = True
 
     def allocate(self, formats: FormatLookup) -> None:
         """Takes memory for the experts of this rank. Raises ModelError where they are quantized
@@ -227,9 +232,9 @@ class SparseFeedForward(Layer):
         experts, start = self.device.experts, self.local.start
         if shared is not None and isinstance(experts, AddingExperts):
             out = experts.apply_added(x, ids, weights, self.packed, shared, start)
-            return sum_of_ranks(self.device, out)
-        out = add_shared(experts.apply(x, ids, weights, self.packed, start), shared)
-        return sum_of_ranks(self.device, out)
+        else:
+            out = add_shared(experts.apply(x, ids, weights, self.packed, start), shared)
+        return out if self.leaves_sum else sum_of_ranks(self.device, out)
 
     def _exchanged(
         self,

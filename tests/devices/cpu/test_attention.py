@@ -59,17 +59,23 @@ class Sequences:
         return self.tables[0, slot, places // PAGE].long() * PAGE + places % PAGE
 
     def attend(
-        self, kernels: PagedAttention, scores: Scores, rows: Sequence[tuple[int, int, int]]
+        self, kernels: PagedAttention, scores: Scores, rows: Sequence[tuple[int, int, int]], block: int = 0
     ) -> list[Tensor]:
         """Results of rows (slot, first token, tokens) of one step."""
         slots, starts, counts = (np.array(column) for column in zip(*rows, strict=True))
-        plan = AttentionRows(0, slots.astype(np.int32), starts.astype(np.int64), counts.astype(np.int32))
+        plan = AttentionRows(
+            0,
+            slots.astype(np.int32),
+            starts.astype(np.int64),
+            counts.astype(np.int32),
+            block_size=block,
+        )
         step = CpuAttentionPlan(plan, self.tables, PAGE, (scores.window,), torch.float32)
         q = torch.cat([self.queries[slot][start : start + count] for slot, start, count in rows])
         assert kernels.takes(self.keys, step)
         return list(kernels.attend(q, self.keys, self.values, step, scores).split(counts.tolist()))
 
-    def wanted(self, scores: Scores, slot: int, start: int, count: int) -> Tensor:
+    def wanted(self, scores: Scores, slot: int, start: int, count: int, block: int = 1) -> Tensor:
         """Results of tokens of a slot, float64, by the definition."""
         keys, values = (
             cache.float()[self.locations(slot)].double().transpose(0, 1) for cache in (self.keys, self.values)
@@ -83,7 +89,8 @@ class Sequences:
         distance = torch.arange(start, start + count)[:, None] - torch.arange(LENGTHS[slot])
         if scores.slopes is not None:
             products = products - scores.slopes.double()[:, None, None] * distance
-        hidden = distance < 0
+        blocks = torch.arange(LENGTHS[slot]) // block
+        hidden = blocks > blocks[start : start + count, None]
         if scores.window:
             hidden |= distance >= scores.window
         products = products.masked_fill(hidden, -torch.inf)
@@ -124,6 +131,18 @@ def test_attention_is_its_definition(level: Level, shape: tuple[int, int, int, S
         for (slot, start, count), got in zip(steps, found, strict=True):
             wanted = sequences.wanted(scores, slot, start, count)
             assert (got - wanted).abs().max() < error_of(level, dtype)
+
+
+@pytest.mark.parametrize("block", [1, 4, 20])
+def test_tokens_see_their_blocks(level: Level, block: int) -> None:
+    """Rows of a diffusion model, across parts of the keys and tiles of queries, alone and together."""
+    sequences, kernels = Sequences(4, 2, 64, torch.float32), attention(level)
+    steps = [(2, 1080, 20), (1, 0, 240), (2, 500, 40), (1, 440, 200)]
+    found = sequences.attend(kernels, Scores(0.125), steps, block)
+    for (slot, start, count), got in zip(steps, found, strict=True):
+        wanted = sequences.wanted(Scores(0.125), slot, start, count, block)
+        assert (got - wanted).abs().max() < error_of(level, torch.float32)
+        assert torch.equal(got, sequences.attend(kernels, Scores(0.125), [(slot, start, count)], block)[0])
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)

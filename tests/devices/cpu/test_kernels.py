@@ -14,7 +14,7 @@ from torch import Tensor
 from runtime.devices.base import Quantized
 from runtime.devices.cpu import quantized, self_check
 from runtime.devices.cpu.kernels import choice, library
-from runtime.devices.cpu.kernels.levels import LEVELS, Level, supported_levels
+from runtime.devices.cpu.kernels.levels import LEVELS, Level, capable_levels, supported_levels
 from runtime.devices.cpu.matrices import Matrix, Threads, can_pack, pack, pack_mxfp4, pack_quantized
 from runtime.devices.cpu.products import Products
 from runtime.layers.quantization.dequantize import dequantized
@@ -255,13 +255,22 @@ def test_a_decoder_that_is_quantized_while_it_is_loaded(
 
 def test_levels_are_chosen_by_what_the_processor_names() -> None:
     every = frozenset().union(*(level.flags for level in LEVELS))
-    names = [level.name for level in supported_levels("x86_64", every)]
+    names = [level.name for level in supported_levels("x86_64", every, "AuthenticAMD")]
     assert [name for name in names if name != "amx"] == ["avx512_bf16", "avx512_vnni", "avx2"]
     assert names.index("avx512_bf16") == names.count("amx"), "tiles are of processes that were given them"
     known = every - {"avx512_bf16"}
     assert [level.name for level in supported_levels("x86_64", known)] == ["avx512_vnni", "avx2"]
     assert supported_levels("x86_64", frozenset({"avx2"})) == ()
     assert supported_levels("aarch64", frozenset({"asimd"}))[-1].name == "neon"
+
+
+@pytest.mark.parametrize("vendor", ["GenuineIntel", "AuthenticAMD", ""])
+def test_dot_products_of_bfloat16_that_are_slower_than_float32(vendor: str) -> None:
+    """On Intel's processors, where AMX is for bfloat16."""
+    every = frozenset().union(*(level.flags for level in LEVELS))
+    names = [level.name for level in capable_levels("x86_64", every, vendor)]
+    fast = ["avx512_vnni", "avx512_bf16"] if vendor == "GenuineIntel" else ["avx512_bf16", "avx512_vnni"]
+    assert names == ["amx", *fast, "avx2"]
 
 
 def test_a_rank_imports_no_compiler_of_torch() -> None:

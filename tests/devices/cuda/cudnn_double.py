@@ -1,5 +1,6 @@
-"""A double of nvidia-cudnn-frontend 1.23.0 for attention over pages: graphs are held to what its source checks
-(sdpa_support_surface.h), and to what cuDNN is given when they are executed; results are computed in float64."""
+"""A double of nvidia-cudnn-frontend 1.23.0 for attention over pages: graphs are held to what its source
+checks (sdpa_support_surface.h), and to what cuDNN is given when they are executed; results are computed in
+float64."""
 
 import sys
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Doubles of packages that need a GPU, most with latent attention (MLA): what they are called with is held to their
-sources, and what they return is computed in float64. Of FlashMLA 1.0.0 (commit 9241ae3) and of
+"""Doubles of packages that need a GPU, most with latent attention (MLA): what they are called with is held
+to their sources, and what they return is computed in float64. Of FlashMLA 1.0.0 (commit 9241ae3) and of
 flashinfer-python 0.7.2.
 """
 

@@ -27,6 +27,7 @@ from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.lora import CudaLoraOps
 from runtime.devices.cuda.moe import CudaExperts
+from runtime.devices.cuda.norm_sums import NormSums
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.cuda.page_copies import copy_pages
 from runtime.devices.cuda.weights import PackedWeight, pack_dense
@@ -124,6 +125,18 @@ def fused(gpu: Gpu) -> None:
     caches = torch.zeros(64, 1, 512, dtype=bf16), torch.zeros(64, 1, 64, dtype=bf16)
     table = torch.zeros(4, 32)
     prepare_latents(torch.zeros(4, 2112, dtype=bf16), norms, table, table, caches, ints[:4])
+
+
+def summed(gpu: Gpu) -> None:
+    """Norms of sums over two and over eight ranks, of Llama-3.1-8B and of Qwen2.5-72B, also in 8 bits and where
+    kernels start early."""
+    bf16 = torch.bfloat16
+    for ranks, size, scheme, early in ((2, 4096, None, False), (8, 8192, Fp8(), gpu.is_hopper)):
+        sums = NormSums(torch.zeros(1, dtype=torch.uint8), [0] * ranks, 0)
+        x, weight = torch.zeros(4, size, dtype=bf16), torch.zeros(size, dtype=bf16)
+        ops = CudaFusedOps(CudaOps(bf16, replace(gpu, starts_early=early)), sums)
+        feeds = None if scheme is None else lacking(scheme, 1, 1024, size)
+        ops.add_rms_norm_of_ranks(NormInputs(x, torch.zeros_like(x), weight, 1e-6), feeds)
 
 
 def absorbed(num: int, count: int, gpu: Gpu) -> None:
@@ -387,6 +400,7 @@ LAUNCHES = {
     "llama": llama,
     "narrow": narrow,
     "fused": fused,
+    "summed": summed,
     "few": few,
     "forms": forms,
     "latent": latent,

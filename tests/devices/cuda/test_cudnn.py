@@ -1,5 +1,5 @@
-"""Prompts by cuDNN: over pages where its graphs are there (a double of them without a GPU), gathered elsewhere,
-and expanded latents, against the definition in float64."""
+"""Prompts by cuDNN: over pages where its graphs are there (a double of them without a GPU), gathered
+elsewhere, and expanded latents, against the definition in float64."""
 
 import re
 import sys

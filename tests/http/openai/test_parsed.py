@@ -96,7 +96,7 @@ def plain(choices: list[Any]) -> list[Any]:
     """Choices of a whole answer, without what is drawn."""
     kept = []
     for choice in choices:
-        message = {name: value for name, value in choice["message"].items() if name != "role"}
+        message = {k: v for k, v in choice["message"].items() if k not in ("role", "refusal")}
         message["content"] = message["content"] or ""
         if calls := message.get("tool_calls"):
             message["tool_calls"] = [call["function"] for call in calls]

@@ -137,7 +137,8 @@ class Attention final : public Phase {
                 int64_t oldest = l_.window && position >= l_.window ? position - l_.window + 1 : 0;
                 for (int head = 0; head < group; head += heads) {
                     int num_heads = group - head < heads ? group - head : heads;
-                    tiles_.push_back({{row, i, count, head, num_heads, oldest, position + count - 1}, first_token});
+                    tiles_.push_back(
+                        {{row, i, count, head, num_heads, oldest, step.last_seen(position + count - 1)}, first_token});
                 }
             }
             first_token += step.counts[row];

@@ -21,6 +21,7 @@ class Level:
     brings: str  # its products next to those of the level below, measured where it says how much
     zig_options: tuple[str, ...] | None = None  # where Zig's differ from them
     asks: Callable[[], bool] | None = None  # for what the kernel gives to processes that ask for it
+    slower_on: str = ""  # vendor of processors on which the level below has the faster products
 
     @property
     def path(self) -> Path:
@@ -36,6 +37,10 @@ def may_use_tiles() -> bool:
     Linux 5.16, or in a sandbox)."""
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0
 
+
+# Its VDPBF16PS has a quarter of the rate of fused multiply-adds of float32, and twice their products: bfloat16
+# is for AMX there, which virtual machines often hide.
+INTEL = "GenuineIntel"
 
 # products by torch take so much longer than those of avx512_bf16, one thread
 TORCH_COSTS = "products take 3 to 4 times as long, those of 4-bit weights 60 times and more"
@@ -63,6 +68,7 @@ LEVELS = (
         _BF16_FLAGS,
         _BF16,
         "bfloat16 1.5 times as fast from 8 rows on, else the same",
+        slower_on=INTEL,
     ),
     Level(
         "avx512_vnni", "x86_64", _VNNI_FLAGS, _VNNI, "1.5 to 3 times as fast from 8 rows on, else the same"
@@ -88,24 +94,43 @@ LEVELS = (
 )
 
 
+def cpu_info() -> str:
+    """What Linux says of the processors; empty: nothing."""
+    try:
+        return Path("/proc/cpuinfo").read_text("ascii", "replace")
+    except OSError:
+        return ""
+
+
 def cpu_flags() -> frozenset[str]:
     """What /proc/cpuinfo says that every CPU of the machine can do."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()
-    except OSError:
-        return frozenset()
+    lines = cpu_info().splitlines()
     sets = [set(line.partition(":")[2].split()) for line in lines if line.startswith(("flags", "Features"))]
     return frozenset(set.intersection(*sets)) if sets else frozenset()
 
 
-def capable_levels(machine: str | None = None, flags: frozenset[str] | None = None) -> tuple[Level, ...]:
-    """The levels whose instructions this machine's CPU has, the best first."""
+def cpu_vendor() -> str:
+    """The processor's vendor as /proc/cpuinfo names it on x86-64; empty elsewhere."""
+    vendors = (line.partition(":")[2] for line in cpu_info().splitlines() if line.startswith("vendor_id"))
+    return next(vendors, "").strip()
+
+
+def capable_levels(
+    machine: str | None = None, flags: frozenset[str] | None = None, vendor: str | None = None
+) -> tuple[Level, ...]:
+    """The levels whose instructions this machine's CPU has, the best first: in the order of LEVELS, but that
+    one which is slower on this vendor's processors comes behind the next."""
     machine = platform.machine() if machine is None else machine
     flags = cpu_flags() if flags is None else flags
-    return tuple(level for level in LEVELS if level.machine == machine and level.flags <= flags)
+    vendor = cpu_vendor() if vendor is None else vendor
+    ranks = {level: index + (1.5 if vendor and level.slower_on == vendor else 0) for index, level in enumerate(LEVELS)}
+    able = (level for level in LEVELS if level.machine == machine and level.flags <= flags)
+    return tuple(sorted(able, key=ranks.__getitem__))
 
 
-def supported_levels(machine: str | None = None, flags: frozenset[str] | None = None) -> tuple[Level, ...]:
+def supported_levels(
+    machine: str | None = None, flags: frozenset[str] | None = None, vendor: str | None = None
+) -> tuple[Level, ...]:
     """The levels that this machine runs, the best first: those of its CPU that its kernel allows."""
-    able = capable_levels(machine, flags)
+    able = capable_levels(machine, flags, vendor)
     return tuple(level for level in able if level.asks is None or level.asks())

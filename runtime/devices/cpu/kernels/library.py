@@ -106,6 +106,7 @@ class Step(ctypes.Structure):
         ("sample_places", _POINTER),
         ("logits", _POINTER),
         ("states", _POINTER),
+        ("block", _LONG),
     ]
 
 

@@ -115,9 +115,9 @@ inline void add_codes(const char* const* inputs, int at, const char* data, Ints 
         for (int v = 0; v < VECTORS; v++) sums[m][v] = end_partial(sums[m][v], parts[m][v]);
 }
 
-// Sums are integers within 32 inputs, and float32 from one 32 to the next. `open` reads
-// what a group begins with, HEAD_BYTES for each output; its begin() says from the sum of 32 inputs what the zero points
-// take away.
+// Sums are integers within 32 inputs, float32 from one 32 to the next within a group of weights, and from group to group.
+// `open` reads what a group begins with, HEAD_BYTES for each output; its begin() says from the sum of 32 inputs what the
+// zero points take away.
 template <int COUNT, int HEAD_BYTES, class Open>
 inline void grouped_tile(const Matrix& w, const rows::Rows& x, int row, const char* data, Floats (*out)[VECTORS], Open open) {
     const char* inputs[COUNT];
@@ -129,8 +129,10 @@ inline void grouped_tile(const Matrix& w, const rows::Rows& x, int row, const ch
     int at = 0;  // groups of inputs
     for (int g = 0; g < w.width / w.group; g++) {
         auto group = open(data);
+        prefetch(data, OUTPUTS * HEAD_BYTES);
         data += OUTPUTS * HEAD_BYTES;
-        for (int part = 0; part < w.group / rows::GROUP; part++, at++, data += OUTPUTS * rows::GROUP / 2) {
+        Floats parts[COUNT][VECTORS] = {};  // without the scales of the weights
+        for (int end = at + w.group / rows::GROUP; at < end; at++, data += OUTPUTS * rows::GROUP / 2) {
             prefetch(data, OUTPUTS * rows::GROUP / 2);
             Ints sums[COUNT][VECTORS];
             for (int m = 0; m < COUNT; m++) {
@@ -140,9 +142,11 @@ inline void grouped_tile(const Matrix& w, const rows::Rows& x, int row, const ch
             add_codes<COUNT>(inputs, at, data, sums);
             for (int m = 0; m < COUNT; m++) {
                 Floats scale = broadcast(input_scales[m * per_row + at]);
-                for (int v = 0; v < VECTORS; v++) total[m][v] += scale * group.scales[v] * floats(sums[m][v]);
+                for (int v = 0; v < VECTORS; v++) parts[m][v] += scale * floats(sums[m][v]);
             }
         }
+        for (int m = 0; m < COUNT; m++)
+            for (int v = 0; v < VECTORS; v++) total[m][v] += group.scales[v] * parts[m][v];
     }
     for (int m = 0; m < COUNT; m++)
         for (int v = 0; v < VECTORS; v++) out[m][v] = total[m][v];
@@ -150,7 +154,7 @@ inline void grouped_tile(const Matrix& w, const rows::Rows& x, int row, const ch
 
 struct GroupAround8 {
     Floats scales[VECTORS];
-    Ints begin(Ints of_inputs, int) const { return -(of_inputs << 3); }
+    Ints begin(Ints of_inputs, int) const { return of_inputs; }
 };
 
 template <int COUNT>
@@ -165,7 +169,7 @@ inline void int4_tile(const Matrix& w, const rows::Rows& x, int row, const char*
 struct GroupWithZeros {
     Floats scales[VECTORS];
     Ints zeros[VECTORS];
-    Ints begin(Ints of_inputs, int v) const { return -zeros[v] * of_inputs; }
+    Ints begin(Ints of_inputs, int v) const { return zeros[v] * of_inputs >> 3; }
 };
 
 template <int COUNT>

@@ -130,6 +130,7 @@ inline void ggml_tile(int width, const rows::Rows& x, int row, const char* data,
     GgmlTile<Type, COUNT> tile(x, row);
     for (int at = 0; at < width / ggml::GROUP;) {
         const char* head = data;
+        prefetch(head, Type::HEAD_BYTES);
         data += Type::HEAD_BYTES;
         for (int group = 0; group < Type::GROUPS; group++, at++, data += Type::GROUP_BYTES) {
             prefetch(data, Type::GROUP_BYTES);

@@ -4,6 +4,7 @@
 //   BFLOAT16  rounded to nearest even                             for bfloat16 weights, where the CPU multiplies its pairs
 //   INT8      round(x / scale), scale = max|x| / 127 of the row   for int8 weights
 //   GROUPED   the same for each GROUP inputs, with their sums     for 4-bit weights
+//             times -8: what most zero points take away
 //   HALVED    the same, with the sums of each half of a GROUP     for ggml's types
 #pragma once
 
@@ -61,7 +62,7 @@ inline void quantize_groups(const float* x, const Rows& out, int row) {
             store_bytes(numbers + i, codes);
         }
         out.scales[first + group] = scale;
-        if (out.form == GROUPED) out.sums[first + group] = halves[0] + halves[1];
+        if (out.form == GROUPED) out.sums[first + group] = -8 * (halves[0] + halves[1]);
         else memcpy(out.sums + 2 * (first + group), halves, sizeof halves);
     }
 }

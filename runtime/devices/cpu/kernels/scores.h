@@ -191,7 +191,8 @@ template <Number KIND> class Worker {
         for (int block = begin; block < stop; block += KEYS) score(tile.vectors(), kv_head, block);
         for (int i = 0; i < tile.vectors(); i++) {
             int head = kv_head * l_.group() + tile.first_head + i % tile.num_heads;
-            weigh(i, position + i / tile.num_heads - origin, stop, l_.slopes ? l_.slopes[head] : 0);
+            int64_t query = position + i / tile.num_heads;
+            weigh(i, query - origin, step.last_seen(query) - origin, stop, l_.slopes ? l_.slopes[head] : 0);
         }
         for (int block = begin; block < stop; block += VALUES)
             add_values(tile.vectors(), kv_head, block, block + VALUES < stop ? block + VALUES : stop, block == begin);
@@ -254,8 +255,8 @@ template <Number KIND> class Worker {
 
     // `place` of the query in the part: it sees what is not behind it, and not before its window. Weights of the keys before
     // `stop` are read.
-    void weigh(int i, int64_t place, int stop, float slope) {
-        int64_t begin = l_.window ? place - l_.window + 1 : 0, end = place + 1;
+    void weigh(int i, int64_t place, int64_t last, int stop, float slope) {
+        int64_t begin = l_.window ? place - l_.window + 1 : 0, end = last + 1;
         begin = begin < 0 ? 0 : begin > PART ? PART : begin;
         end = end < begin ? begin : end > PART ? PART : end;
         float* scores = s_.scores + i * PART;

@@ -22,7 +22,7 @@ constexpr int LANES = 16;  // float32 in a vector
 constexpr int VECTORS = 2;  // vectors of outputs in a block of packed weights
 constexpr int ROWS = 12;  // rows of inputs that a product holds in registers
 constexpr int BYTE_ROWS = 12;    // the same, of products of bytes and of 8-bit floats
-constexpr int GROUPED_ROWS = 4;  // the same, where each group of inputs has a scale
+constexpr int GROUPED_ROWS = 6;  // the same, where each group of inputs has a scale
 #elif defined(__aarch64__)
 constexpr int LANES = 4;
 constexpr int VECTORS = 4;

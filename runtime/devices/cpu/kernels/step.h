@@ -38,6 +38,12 @@ struct Step {
     const int64_t* sample_places;            // [samples]: their places among the tokens
     float* logits;                           // [samples, vocabulary padded to a multiple of 64]
     const recurrent::Rows* states;           // rows as recurrent layers see them; null: there are none
+    int64_t block;                           // tokens of a block, to whose end each token attends; 0: to itself
+
+    // The last position that the token at `position` attends to.
+    int64_t last_seen(int64_t position) const {
+        return block ? position - position % block + block - 1 : position;
+    }
 };
 
 inline void* allocate(size_t bytes) {

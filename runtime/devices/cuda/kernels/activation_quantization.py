@@ -2,8 +2,9 @@
 of their columns.
 
 The kernels of norms and of gates quantize what they make at once (`quantize_held`), and products of few rows
-what they read (`quantize_part`), with the same results. A row of x becomes one row or, where experts want it differently, one for each of its MoE slots. Int8 values
-are rounded by adding 1.5 * 2**23: the sum's low bits are the integer, rounded to the nearest, ties to even.
+what they read (`quantize_part`), with the same results. A row of x becomes one row or, where experts want it
+differently, one for each of its MoE slots. Int8 values are rounded by adding 1.5 * 2**23: the sum's low bits
+are the integer, rounded to the nearest, ties to even.
 """
 
 from typing import NamedTuple
@@ -16,6 +17,9 @@ from runtime.devices.cuda.kernels.fp8_bytes import to_fp8
 
 TINY: tl.constexpr = tl.constexpr(1e-12)
 ROUND_MAGIC: tl.constexpr = tl.constexpr(12582912.0)
+# rows that the programs of a product quantize at most, each of them all, and how many columns at a time
+PART_ROWS: tl.constexpr = tl.constexpr(4)
+PART_BLOCK: tl.constexpr = tl.constexpr(1024)
 
 
 class RowCodes(NamedTuple):
@@ -46,29 +50,30 @@ def quantize_part(
     count: tl.tensor,
     size: tl.tensor,
     begin: tl.tensor,
-    end: tl.tensor,
-    KIND: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    num_blocks: tl.tensor,
+    F: tl.constexpr,
 ) -> None:
-    """Quantizes columns [begin, end) of `count` rows x [count, size], at most ROWS, with a scale for each whole
-    row: codes [count, size] and scales [count], which this program may read when it returns. Others may do so
-    too: what they write is the same."""
-    rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    """Quantizes `count` rows x [count, size], at most PART_ROWS, as a product's Format says: with a scale for
+    each whole row, scales [count], and codes [count, size] in the columns of `num_blocks` blocks from `begin`
+    on. This program may read both when it returns; others write the same."""
+    rows, columns = tl.arange(0, PART_ROWS), tl.arange(0, PART_BLOCK)
     is_row, at = (rows < count)[:, None], x + rows[:, None] * stride
-    most = tl.zeros((ROWS, BLOCK), tl.float32)
-    for first in tl.range(0, size, BLOCK):
+    most = tl.zeros((PART_ROWS, PART_BLOCK), tl.float32)
+    for first in tl.range(0, size, PART_BLOCK):
         column = first + columns[None, :]
         values = tl.load(at + column, mask=is_row & (column < size), other=0.0)
         most = tl.maximum(most, tl.abs(values.to(tl.float32)))
-    MOST: tl.constexpr = 448.0 if KIND == "fp8" else 127.0
+    MOST: tl.constexpr = 448.0 if F.INPUTS == "fp8" else 127.0
     scale = tl.maximum(tl.div_rn(tl.max(most, 1), MOST), TINY)
     tl.store(scales + rows, scale, mask=rows < count)
-    for first in tl.range(begin, end, BLOCK):
+    K: tl.constexpr = 2 * F.K if F.KIND == "codes4" else F.K
+    end = tl.minimum((begin + num_blocks) * K, size)
+    for first in tl.range(begin * K, end, PART_BLOCK):
         column = first + columns[None, :]
         mask = is_row & (column < end)
         values = tl.load(at + column, mask=mask, other=0.0).to(tl.float32)
-        tl.store(codes + rows[:, None] * size + column, _quantize(values, scale[:, None], 0.0, KIND), mask=mask)
+        target = codes + rows[:, None] * size + column
+        tl.store(target, _quantize(values, scale[:, None], 0.0, F.INPUTS), mask=mask)
     tl.debug_barrier()
 
 

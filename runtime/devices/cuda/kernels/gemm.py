@@ -28,9 +28,6 @@ from runtime.devices.cuda.kernels.last_program import is_last_program
 
 # tiles of rows that run one after the other for the same outputs, so that they find weights in the L2 cache
 GROUP_M: tl.constexpr = tl.constexpr(8)
-# rows that the programs of a product quantize at most, each of them all, and how many columns at a time
-QUANTIZED_ROWS: tl.constexpr = tl.constexpr(4)
-QUANTIZED_BLOCK: tl.constexpr = tl.constexpr(1024)
 
 
 class Format(NamedTuple):
@@ -330,8 +327,8 @@ def gemm_kernel(
     [tiles * M] and expert_ids int32 [tiles], "single" for one slot and expert per tile. BLOCKED: scales are
     of blocks, float32 [E, outs / 128, scale_stride], and K is 128. out [num_rows, outs]; or, with splits,
     uncorrected sums [splits, num_rows, outs], which with MERGES become `merged` [num_rows, outs]; then
-    `counters`, int32 [programs], are 0 before and after the launch. QUANTIZES: x [num_rows, ins] and `factors`
-    are made of `full`."""
+    `counters`, int32 [programs], are 0 before and after the launch. QUANTIZES: x and factors are made of
+    `full` [num_rows, ins]."""
     F: tl.constexpr = Format(KIND, INPUTS, GROUP, GROUPED_INPUTS, HAS_ZEROS, EVEN, NATIVE, M, N, K, DOT)
     E: tl.constexpr = Epilogue(FACTORED, SCALED, HAS_SUMS, HAS_BIAS)
     GATED: tl.constexpr = GATE != ""
@@ -349,10 +346,7 @@ def gemm_kernel(
         each = tl.cdiv(blocks, tl.num_programs(1)) if SPLIT else blocks
         begin = tl.program_id(1) * each
         if QUANTIZES:
-            K_IN: tl.constexpr = 2 * K if KIND == "codes4" else K
-            end = tl.minimum((begin + each) * K_IN, ins)
-            where = num_rows, ins, begin * K_IN, end
-            quantize_part(full, full_stride, x, factors, *where, INPUTS, QUANTIZED_ROWS, QUANTIZED_BLOCK)
+            quantize_part(full, full_stride, x, factors, num_rows, ins, begin, each, F)
         grouped = expert * num_groups * rows + n
         if BLOCKED:
             scales_at = scales + (expert * (rows // 128) + column * N // 128) * scale_stride

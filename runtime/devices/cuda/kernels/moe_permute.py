@@ -4,9 +4,9 @@ of one token: slot `token * k + i` is the token's i-th expert.
 Slots are listed by expert, each expert's list padded to whole tiles, so that a tile of a product reads one
 weight. Nothing is sorted and there are no atomics: a program for each expert and part of the slots reads all
 of that part and counts, and in a second launch writes behind what the earlier counts take. Few slots are one
-launch, in which each program counts for all experts, or the end of the launch that routes (`align_few`). So slots keep their order. The host does not know the
-counts: grids are as large as the worst case needs, and unused tiles have no expert. Ids of other ranks'
-experts match no program.
+launch, in which each program counts for all experts, or the end of the launch that routes (`align_few`). So
+slots keep their order. The host does not know the counts: grids are as large as the worst case needs, and
+unused tiles have no expert. Ids of other ranks' experts match no program.
 """
 
 from dataclasses import dataclass
