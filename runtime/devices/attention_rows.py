@@ -32,8 +32,8 @@ class AttentionRows:
     # [spans, 2], the first query and that behind the last one of each span. Kernels are causal: these rows
     # are for layers/attention/sdpa.py (layers/attention/spans.py)
     spans: dict[int, np.ndarray] | None = None
-    # tokens of a block, which stand at multiples of it: each query attends to all up to the end of its block,
-    # and rows are whole blocks; 0: to itself. Kernels that do not know blocks take `by_query`
+    # tokens of a block, which stand at multiples of it: each query attends to all up to the end of its
+    # block, and rows are whole blocks; 0: up to itself. Kernels that do not know blocks take `by_query`
     block_size: int = 0
     # of `stacked`, on its way to the device with the other arrays of the step; None: it travels alone
     packed: "Packed | None" = None
