@@ -39,8 +39,8 @@ class AttentionRows:
     packed: "Packed | None" = None
 
     def by_query(self) -> "AttentionRows":
-        """Rows of blocks for kernels that do not know blocks: each query is a row that decodes, as if it stood
-        at the end of its block."""
+        """Rows of blocks for kernels that do not know blocks: each query is a row that decodes, as if it
+        stood at the end of its block."""
         counts = self.counts.astype(np.int64)
         firsts = counts.cumsum() - counts
         positions = np.repeat(self.starts - firsts, counts) + np.arange(counts.sum())
