@@ -1,14 +1,23 @@
-"""Reads --dllm-algorithm-config: how a diffusion model fills in its blocks, in SGLang's form."""
+"""How a diffusion model fills in its blocks, by --dllm-algorithm-config in SGLang's form, and which of its
+sampling defaults it takes."""
 
 import msgspec
 
 from runtime.errors import OptionsError
+from runtime.json_value import Fields
+from runtime.messages.sampling import IN_ORDER
 from runtime.models.config.model_config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.regular_file import read_text
 from runtime.scheduling.diffusion.algorithms import ALGORITHMS, Algorithm, Diffusion
 
 OPTION = "--dllm-algorithm-config"
+
+
+def model_defaults(model: ModelConfig) -> Fields:
+    """Sampling values of generation_config.json, as far as the model takes them."""
+    left_out = IN_ORDER if model.diffusion is not None else ()
+    return {name: value for name, value in model.sampling_defaults.items() if name not in left_out}
 
 
 def diffusion(plan: Plan, model: ModelConfig) -> Diffusion | None:

@@ -15,7 +15,7 @@ from runtime import log
 from runtime.cache.kv import CacheConfig
 from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
-from runtime.diffusion_settings import diffusion
+from runtime.diffusion_settings import diffusion, model_defaults
 from runtime.errors import OptionsError
 from runtime.grammar.backend import GrammarError
 from runtime.grammar.token_tree import read_token_tree
@@ -238,7 +238,7 @@ def model_card(plan: Plan, model: ModelConfig, formats: AnswerFormats) -> ModelC
         name=plan.api.served_model_name,
         created=int(time.time()),
         limits=limits(plan, model, plan.model.context_length),
-        sampling_defaults=(model.sampling_defaults if has_defaults else {}) | preferred,
+        sampling_defaults=(model_defaults(model) if has_defaults else {}) | preferred,
         preferred=preferred,
         pooling=model.pooling,
         formats=formats,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.diffusion_settings import diffusion
+from runtime.diffusion_settings import diffusion, model_defaults
 from runtime.errors import ModelError, OptionsError
 from runtime.models.config.diffusion_families import DIFFUSION, BlockDiffusion
 from runtime.options.facts import device_facts
@@ -80,6 +80,13 @@ def test_a_file_that_is_not_there() -> None:
 def test_what_is_refused(words: str, model: type[Model], problem: str) -> None:
     with pytest.raises(OptionsError, match=problem):
         plan(words, model)
+
+
+def test_a_penalty_of_generation_config_is_left_out() -> None:
+    class Generates(Blocks):
+        sampling_defaults = {"temperature": 0.7, "repetition_penalty": 1.1}  # noqa: RUF012
+
+    assert model_defaults(Generates()) == {"temperature": 0.7}  # type: ignore[arg-type]
 
 
 def test_config_json_may_say_other_blocks() -> None:
