@@ -1,5 +1,6 @@
 """The cpu device with the norms of the cuda device that sum what ranks have parts of: a double for ranks
-without cards. Files that all ranks map stand for the memory that GPUs share; their kernels run in the interpreter."""
+without cards. Files that all ranks map stand for the memory that GPUs share; their kernels run in the
+interpreter."""
 
 from dataclasses import replace
 from pathlib import Path
