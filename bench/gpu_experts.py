@@ -158,8 +158,8 @@ def routing(bench: Bench) -> dict[str, Any]:
     ):
         for tokens in (2,) if bench.is_dry else (1, 256, 4096):
             logits = torch.randn(tokens, num, device=bench.torch_device)
-            ours = in_turn(bench, [partial(route, logits, None, config)])
-            others = in_turn(bench, [partial(softmax_topk, logits, config.top_k)])
+            ours, _ = in_turn(bench, [partial(route, logits, None, config)])
+            others, _ = in_turn(bench, [partial(softmax_topk, logits, config.top_k)])
             figures[f"{name}, {tokens} tokens"] = {
                 "ours_us": round(ours * 1e6, 1),
                 "softmax_topk_us": round(others * 1e6, 1),

@@ -77,11 +77,11 @@ def norms(bench: Bench, ops: Any, figures: dict[str, Any]) -> None:
             weights = copies(bench, outs, ins)
             for rows in (2,) if bench.is_dry else ROWS:
                 inputs = inputs_of(bench, rows, ins)
-                ways = {
-                    way: [partial(call, inputs, packed) for packed in weights]
-                    for way, call in (("joined", joined), ("apart", apart))
-                }
-                figures[f"{name}: {rows}"] = both(bench, ways)
+                ways = {"joined": joined, "apart": apart}
+                figures[f"{name}: {rows}"] = both(
+                    bench,
+                    {way: [partial(call, inputs, one) for one in weights] for way, call in ways.items()},
+                )
 
 
 def routings(bench: Bench, gpu: Any, figures: dict[str, Any]) -> None:

@@ -42,26 +42,25 @@ class Silent(Lines):
         """Nothing."""
 
 
-def in_turn(bench: Bench, calls: Calls) -> float:
-    """Seconds of one of the calls, in a graph of all."""
+def in_turn(bench: Bench, calls: Calls) -> tuple[float, Any]:
+    """Seconds of one of the calls, in a graph of all, and what the first one returns."""
+    begin = perf_counter()
+    first = calls[0]()
     if bench.is_dry or isinstance(bench, Compiler):
-        begin = perf_counter()
-        calls[0]()
-        return perf_counter() - begin
-    calls[0]()
+        return perf_counter() - begin, first
     torch.cuda.synchronize()
     graph, times = torch.cuda.CUDAGraph(), []
     with torch.cuda.graph(graph):
         for call in calls:
             call()
     for _ in range(7):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started.record()
         graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return median(times[2:]) / 1000 / len(calls)
+        ended.record()
+        ended.synchronize()
+        times.append(started.elapsed_time(ended))
+    return median(times[2:]) / 1000 / len(calls), first
 
 
 def measured(
@@ -69,8 +68,8 @@ def measured(
 ) -> dict[str, Any]:
     """Microseconds, the shares of bandwidth and peak, and the error; or why there is none of these."""
     try:
-        seconds = in_turn(bench, calls)
-        found = {} if wanted is None else {"error": error_of(calls[0](), wanted)}
+        seconds, first = in_turn(bench, calls)
+        found = {} if wanted is None else {"error": error_of(first, wanted)}
     # one way that fails must not cost the figures of the others
     except Exception as error:
         print(f"{type(error).__name__}: {error}"[:2000], file=sys.stderr)

@@ -100,8 +100,8 @@ def cpu_of(pid: int) -> Counter[str]:
         except OSError:
             continue
         if pid in (int(path.name), int(fields[1])):
-            name = words[words.index(b"-m") + 1].decode().rpartition(".")[2] if b"-m" in words else "other"
-            found[name] += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+            name = words[words.index(b"-m") + 1].decode() if b"-m" in words else "other"
+            found[name.removeprefix("runtime.")] += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     waited_ns = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text("ascii").split()[1]
     found["loop_waits"] = int(waited_ns) / 1e9
     return found

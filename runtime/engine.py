@@ -34,7 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from runtime.actors.stream_sink import StreamSink
 from runtime.admin.engine_controls import BlockingEngineControls, EngineControls
 from runtime.core import Core
-from runtime.errors import InvalidRequest, OptionsError, RequestError, RuntimeFault, StartError, Unavailable
+from runtime.errors import InvalidRequest, OptionsError, RuntimeFault, StartError, Unavailable
 from runtime.http.app import http_app
 from runtime.http.embeddings.library import Classes, Ranked, Texts
 from runtime.http.errors import invalid

@@ -35,7 +35,7 @@ class Output:
     def __init__(self) -> None:
         self.level = SILENT
         self.stream: TextIO | None = None
-        self.renderers: tuple["Processor", ...] = ()
+        self.renderers: tuple[Processor, ...] = ()
         self.over = ""  # the line on the terminal that the next one is written over
         self.is_terminal = False
         self.num_lost = 0  # lines that could not be written since the last one that was

@@ -53,7 +53,7 @@ def test_steps_are_not_planned_ahead() -> None:
         ("", "edit_threshold: 0.5", "unknown field `edit_threshold`"),
         ("", "- 1", "is none of LowConfidence"),
         ("--page-size 48", None, "is no multiple of the blocks of 32 tokens; choose --page-size 32"),
-        ("", "block_size: 24", "--page-size 32 is no multiple of the blocks of 24 tokens; choose --page-size 24"),
+        ("", "block_size: 24", "32 is no multiple of the blocks of 24 tokens; choose --page-size 24"),
         ("--chunked-prefill-size 16", None, "is less than a block of 32 tokens"),
     ],
 )

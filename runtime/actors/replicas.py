@@ -7,7 +7,6 @@ from math import inf
 import anyio
 import numpy as np
 from anyio.abc import TaskGroup
-from msgspec import structs
 
 from runtime import log
 from runtime.actors.channels import Channel
@@ -151,16 +150,6 @@ class Replicas:
     async def load_adapter(self, load: LoadAdapter) -> None:
         """Loads an adapter on all ranks. Raises InvalidRequest, Unavailable."""
         await call_all([partial(replica.commands.load_adapter, load) for replica in self.owners])
-
-    async def align(self, command: AlignSound, namespace: str, digest: bytes) -> np.ndarray:
-        """The rows that answer a command, of a replica whose ranks keep the sound's encoding, if there is
-        one: that of the MediaInput of this digest, for requests of this namespace. See RankCommands.encode."""
-        for replica in self._replicas:
-            encodings = None if replica.scheduler is None else replica.scheduler.planner.encodings
-            if encodings is not None and (id := encodings.find(namespace, digest)) is not None:
-                media = structs.replace(command.media, id=id)
-                return await replica.commands.encode(structs.replace(command, media=media))
-        return await self.encode(command)
 
     async def encode(self, command: EncodeRows | AlignSound) -> np.ndarray:
         """The rows that answer a command, of the replicas in turns. See RankCommands.encode."""

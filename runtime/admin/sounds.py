@@ -1,6 +1,7 @@
 """Sounds of transcriptions: loaded, and brought in line with what was said of them."""
 
 import numpy as np
+from msgspec import structs
 
 from runtime.actors.replicas import Replicas
 from runtime.actors.text_pipeline import TextPipeline
@@ -39,4 +40,10 @@ class Sounds:
             heads=list(facts.heads),
             filter_width=facts.filter_width,
         )
-        return await self._replicas.align(command, self._text.namespace_of(tenant), prepared.digest)
+        namespace = self._text.namespace_of(tenant)
+        for replica in self._replicas:
+            encodings = None if replica.scheduler is None else replica.scheduler.planner.encodings
+            if encodings is not None and (id := encodings.find(namespace, prepared.digest)) is not None:
+                command = structs.replace(command, media=structs.replace(media, id=id))
+                return await replica.commands.encode(command)
+        return await self._replicas.encode(command)

@@ -32,14 +32,14 @@ class AttentionRows:
     # [spans, 2], the first query and that behind the last one of each span. Kernels are causal: these rows
     # are for layers/attention/sdpa.py (layers/attention/spans.py)
     spans: dict[int, np.ndarray] | None = None
-    # tokens of a block, which stand at multiples of it: each query attends to all up to the end of its block,
-    # and rows are whole blocks; 0: to itself. Kernels that do not know blocks take `by_query`
+    # tokens of a block, which stand at multiples of it: each query attends to all up to the end of its
+    # block, and rows are whole blocks; 0: up to itself. Kernels that do not know blocks take `by_query`
     block_size: int = 0
     # of `stacked`, on its way to the device with the other arrays of the step; None: it travels alone
     packed: "Packed | None" = None
 
     def by_query(self) -> "AttentionRows":
-        """The same attention of rows of blocks, without blocks: each query is a row that decodes, as if it
+        """Rows of blocks for kernels that do not know blocks: each query is a row that decodes, as if it
         stood at the end of its block."""
         counts = self.counts.astype(np.int64)
         firsts = counts.cumsum() - counts

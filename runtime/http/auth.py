@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import Forbidden, InvalidRequest, RequestError, Unauthorized
 from runtime.http.body import respond_early
-from runtime.http.errors import error_response
+from runtime.http.errors import error_response, form_of
 from runtime.http.key_file import names_of
 from runtime.messages.tenants import ADMINISTRATOR, ANONYMOUS, DEFAULT_TENANT, Tenant
 
@@ -233,5 +233,4 @@ async def refuse_early(error: RequestError, scope: Scope, receive: Receive, send
     if scope["type"] == "websocket":  # closed before it was accepted: an answer 403
         await send({"type": "websocket.close", "code": 1008, "reason": ""})
     else:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        await respond_early(error_response(error, path))(scope, receive, send)
+        await respond_early(error_response(error, form_of(scope)))(scope, receive, send)

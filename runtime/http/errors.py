@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Scope
 
 from runtime.errors import InternalFault, InvalidRequest, NotFound, RequestError, TooLong
 from runtime.http.body import discard_body
@@ -125,7 +126,7 @@ def error_response(error: RequestError, path: str) -> Response:
 def on_request_error(request: Request, error: Exception) -> Response:
     """The answer to a RequestError."""
     assert isinstance(error, RequestError)
-    return error_response(error, _form_of(request))
+    return error_response(error, form_of(request.scope))
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -140,14 +141,14 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         405: (f"{path} does not take {request.method}", "method_not_allowed"),
         408: (error.detail, "request_timeout"),
     }.get(error.status_code, (error.detail, "bad_request"))
-    body = _body(_form_of(request), error.status_code, message, "invalid_request_error", None, code)
+    body = _body(form_of(request.scope), error.status_code, message, "invalid_request_error", None, code)
     return _encoded(body, error.status_code, error.headers)
 
 
 def on_bug(request: Request, __: Exception) -> Response:
     """The answer to an unexpected error, without details; the server logs the stack."""
     return error_response(
-        InternalFault("something went wrong in the server; its log has the details"), path_of(request)
+        InternalFault("something went wrong in the server; its log has the details"), form_of(request.scope)
     )
 
 
@@ -173,10 +174,12 @@ def _hint(request: Request, path: str) -> str:
     return f"; did you mean {near}?" if near else ""
 
 
-def _form_of(request: Request) -> str:
-    """The beginning of the paths of the API in whose form the client reads errors: Anthropic's clients also
-    ask for /v1/models."""
-    return ANTHROPIC if "anthropic-version" in request.headers else path_of(request)
+def form_of(scope: Scope) -> str:
+    """A path of the API in whose form the client reads errors: the request's own, but Anthropic's clients
+    also ask for /v1/models."""
+    if any(name == b"anthropic-version" for name, _ in scope["headers"]):
+        return ANTHROPIC
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 def error_body(error: RequestError, path: str) -> Body:

@@ -47,7 +47,7 @@ class ExactRoutes:
             try:
                 scope[TENANT] = self._keys.identify(level, scope["headers"])
             except RequestError as error:
-                await respond_early(errors.error_response(error, scope["path"]))(scope, receive, send)
+                await respond_early(errors.error_response(error, errors.form_of(scope)))(scope, receive, send)
                 return
             answer = await endpoint(request)
             await answer(scope, receive, send)

@@ -187,7 +187,7 @@ class AlignSound(Struct, frozen=True, kw_only=True, array_like=True, tag="align_
     rank that reports."""
 
     id: int
-    media: MediaValues  # its id names the encoding that the ranks may keep of it; where they do not, it is made
+    media: MediaValues  # its id names the encoding that ranks may keep of it; where they do not, it is made
     token_ids: np.ndarray  # int32 [T]: what the decoder is given
     num_given: int  # tokens of these that are the prompt
     num_positions: int  # of the encoding that the sound has, without the silence behind it

@@ -38,6 +38,7 @@ from runtime.models.self_attention import SelfAttention
 from runtime.models.vision.open_encoder import MediaEncoder, open_encoder
 from runtime.models.vision.rows import RowsOfOthers
 
+
 def fused_modules(config: ModelConfig) -> dict[str, Fused]:
     """The fused modules of a family's checkpoints (FusedLayout)."""
     q, kv = config.num_heads, config.num_kv_heads

@@ -8,7 +8,6 @@ the server is asked for the few tokens that stand among those of a file.
 import argparse
 import gc
 import mmap
-import os
 import socket
 import sys
 import traceback

@@ -19,15 +19,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 
-# in the order and with the scope of symbols in which torch/__init__.py loads them
+# in the order and with the scope of symbols in which `import torch` loads them
 LIBRARIES = (
     ("libtorch_global_deps.so", os.RTLD_NOW | os.RTLD_GLOBAL),
     ("libtorch_cpu.so", os.RTLD_NOW | os.RTLD_LOCAL),
 )
 
-BEFORE = ("_multiprocessing", "grp", "hashlib", "statistics", "unicodedata")  # with extension modules that modules of AHEAD import
+# what AHEAD imports that has extension modules
+BEFORE = ("_multiprocessing", "grp", "hashlib", "statistics", "unicodedata")
 
-# modules that a rank on the CPU needs and that import no torch; those of other packages are what torch imports
+# modules that a rank on the CPU needs and that import no torch; those of other packages torch imports
 AHEAD = (
     "runtime.devices.base",
     "runtime.devices.cpu.kernels.library",

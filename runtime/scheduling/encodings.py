@@ -13,7 +13,6 @@ from msgspec import Struct
 from runtime.cache.sequence import Sequence
 from runtime.messages.media import Encode, MediaInput, MediaRows, MediaValues
 
-
 LEARNS = 0.2  # weight of the latest step in the time that a row takes
 
 

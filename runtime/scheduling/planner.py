@@ -8,9 +8,9 @@ from runtime.messages.steps import StepPlan
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.chunking import Chunking
 from runtime.scheduling.delayer import Delayer, JointDelayer, replica_of
-from runtime.scheduling.draft_planner import DraftPlanner
 from runtime.scheduling.diffusion.algorithms import Diffusion
 from runtime.scheduling.diffusion.block_planner import BlockPlanner
+from runtime.scheduling.draft_planner import DraftPlanner
 from runtime.scheduling.drafts import Draft, Drafter, planned
 from runtime.scheduling.encodings import Encodings
 from runtime.scheduling.flight import Fill, Flight

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from runtime.actors.ranks import Ranks
 from runtime.core import Core
 from runtime.errors import Busy
 from runtime.messages.memory import PARTS
@@ -137,8 +138,15 @@ async def test_a_refused_change_of_memory_leaves_both_planning() -> None:
         await until(lambda: all(sink.finishes for sink in late))
 
 
-async def test_a_killed_rank_of_one_harms_no_request_of_the_other() -> None:
+async def test_a_killed_rank_of_one_harms_no_request_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, answered = Ranks.start, anyio.Event()
+
+    async def start_late(self: Ranks, *arguments: Any, **named: Any) -> Any:
+        await answered.wait()
+        return await start(self, *arguments, **named)
+
     async with running(null_step_s=0.002) as core:
+        monkeypatch.setattr(Ranks, "start", start_late)
         sinks = [seeded(core, i, 60) for i in range(4)]
         await until(lambda: all(len(sink.token_ids()) > 3 for sink in sinks))
         dying, other = core.replicas
@@ -147,6 +155,7 @@ async def test_a_killed_rank_of_one_harms_no_request_of_the_other() -> None:
         assert core.health().state == "ready"
         await until(lambda: all(sink.finishes for sink in sinks))
         assert dying.supervisor.is_recovering, "the other replica has answered before new ranks came"
+        answered.set()
         assert [sink.token_ids() for sink in sinks] == [answer([i, 2], i, 60) for i in range(4)]
         await until(lambda: not dying.supervisor.is_recovering)
         assert dying.supervisor.generation == 2 and other.supervisor.generation == 1

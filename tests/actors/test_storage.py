@@ -28,7 +28,8 @@ from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from runtime.storage.settings import TierSettings
 from runtime.storage.store import Store, open_store
 from tests.actors.test_scheduler import FakeRanks
-from tests.scheduling.oracle import VOCAB, OracleRank, generate
+from tests.scheduling.answers import VOCAB, generate
+from tests.scheduling.oracle import OracleRank
 
 pytestmark = pytest.mark.anyio
 

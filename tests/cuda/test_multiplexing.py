@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from runtime.messages.multiplexing import Multiplexing
 from tests.devices.drive import Planner, Row, sampling, start

@@ -4,7 +4,7 @@ from runtime.devices.progress import GAP_S, Gauge
 
 
 def reports(total: int, parts: list[tuple[int, float]]) -> list[tuple[int, int]]:
-    """What is reported of a phase of `total`, of which so much is done so many seconds after the part before."""
+    """What is reported of a phase of `total`. `parts`: how much is done, and how many seconds it took."""
     found: list[tuple[int, int]] = []
     now = [0.0]
     gauge = Gauge(lambda _, done, of: found.append((done, of)), "weights", total, clock=lambda: now[0])

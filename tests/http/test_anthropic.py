@@ -110,10 +110,14 @@ async def test_errors_arrive_as_the_clients_own() -> None:
     async with (
         serving(http_app(service, HttpSettings(keys=Keys(("k",))))) as address,
         client(address, "k") as api,
+        client(address, "other") as stranger,
     ):
         with pytest.raises(anthropic.NotFoundError) as missing:
             await api.messages.create(**ASK | {"model": "claude-x"})
         assert missing.value.body["error"]["type"] == "not_found_error"
+        with pytest.raises(anthropic.AuthenticationError) as unknown:
+            await stranger.models.list()
+        assert unknown.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
         wrongs: list[tuple[dict[str, Any], str]] = [
             ({"temperature": -1.0}, "temperature"),
             ({"max_tokens": 0}, "max_tokens"),

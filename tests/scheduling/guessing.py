@@ -7,7 +7,7 @@ from runtime.messages.speculation import Ngram, Speculation
 from runtime.scheduling.drafts import Draft, Drafter
 from runtime.scheduling.speculation.ngram import NgramDrafter
 from runtime.scheduling.speculation.pace import Pace
-from tests.scheduling.oracle import VOCAB, next_token
+from tests.scheduling.answers import VOCAB, next_token
 
 
 class Eager(Pace):

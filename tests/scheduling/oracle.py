@@ -7,14 +7,13 @@ the output.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
 from random import Random
 
 import numpy as np
 
-from runtime.cache.block import Block
 from runtime.messages.steps import (
     OWN_DRAFT,
+    Admit,
     BlockSampling,
     PageCopies,
     PromptLogprobs,
@@ -23,46 +22,7 @@ from runtime.messages.steps import (
     StepPlan,
     StepResult,
 )
-from runtime.scheduling.diffusion.algorithms import Diffusion
-
-VOCAB = 50
-
-
-def next_token(tokens: list[int]) -> int:
-    return blake2b(bytes(tokens), digest_size=4).digest()[0] % VOCAB
-
-
-def find(tokens: list[int], size: int) -> tuple[list[int], list[float]]:
-    """A token for each of the last `size` places and how likely it is, by all of `tokens`."""
-    digest = blake2b(np.array(tokens, np.int32).tobytes(), digest_size=2 * size).digest()
-    return [byte % VOCAB for byte in digest[:size]], [byte / 256 for byte in digest[size:]]
-
-
-def generate_blocks(prompt: list[int], diffusion: Diffusion, stop_ids: set[int], max_len: int) -> list[int]:
-    """What must come out of a diffusion model, whatever the schedule. The algorithms themselves are compared
-    elsewhere."""
-    tokens, size = list(prompt), diffusion.size
-    while len(tokens) < max_len and not stop_ids & set(tokens[len(prompt) :]):
-        known = len(tokens) - len(tokens) % size
-        block = Block.begin(tokens[known:], size, diffusion.mask_id)
-        while not diffusion.algorithm.fill(
-            block, diffusion.mask_id, *find([*tokens[:known], *block.tokens], size)
-        ):
-            pass
-        tokens[known:] = block.tokens
-    answer = tokens[len(prompt) : max_len]
-    ends = [i + 1 for i, token in enumerate(answer) if token in stop_ids]
-    return answer[: ends[0]] if ends else answer
-
-
-def generate(prompt: list[int], stop_ids: set[int], max_len: int) -> list[int]:
-    """What must come out, whatever the schedule."""
-    tokens = list(prompt)
-    while len(tokens) < max_len:
-        tokens.append(next_token(tokens))
-        if tokens[-1] in stop_ids:
-            break
-    return tokens[len(prompt) :]
+from tests.scheduling.answers import VOCAB, find, next_token
 
 
 @dataclass(frozen=True)
@@ -126,12 +86,7 @@ class OracleRank:
             self.unknown[plan.step] = plan.page_copies
         assert plan.page_copies is not None or plan.states is not None or len(plan.slots), "a plan of nothing"
         for admit in plan.admits:
-            self.table[admit.slot] = self.window_table[admit.slot] = 0
-            self.last_token[admit.slot] = -1
-            self.reported_len[admit.slot] = 0
-            self.lengths[admit.slot] = admit.length
-            self.state_slot[admit.slot] = 0
-            self.prompt_logprobs[admit.slot] = admit.sampling.prompt_logprobs
+            self._admit(admit)
         self.table[plan.page_slots, plan.page_rows] = plan.page_ids
         assert len(set(plan.slots.tolist())) == len(plan.slots), "a slot stands in two rows"
         if plan.window is not None:
@@ -148,18 +103,14 @@ class OracleRank:
         if self.states:
             self._recur(plan, rows)
         assert self.states or plan.states is None
-        sampled: list[list[int]] = []
-        confidences: list[float] = []
+        sampled, confidences = list[list[int]](), list[float]()
         forced: dict[int, list[int]] = {}
         for row in rows:
             if row.samples is Samples.NONE:
                 self.lengths[row.slot] += len(row.tokens)
                 continue
-            if row.samples is Samples.BLOCK:
-                assert plan.blocks is not None
-                found, likely = self._fill(row, plan.blocks)
-                sampled.append(found)
-                confidences += likely
+            if plan.blocks is not None:
+                sampled.append(self._fill(row, plan.blocks, confidences))
                 continue
             sampled.append(self._sample(row))
             if run := self._force(row, sampled[-1][-1]):
@@ -181,14 +132,21 @@ class OracleRank:
             confidences=np.array(confidences, np.float32) if plan.blocks is not None else None,
         )
 
-    def _fill(self, row: Row, blocks: BlockSampling) -> tuple[list[int], list[float]]:
-        """What is found at the places of the row's last block, and how likely it is, by all that is seen
-        there. The block is not kept."""
+    def _admit(self, admit: Admit) -> None:
+        self.table[admit.slot] = self.window_table[admit.slot] = self.state_slot[admit.slot] = 0
+        self.last_token[admit.slot], self.lengths[admit.slot] = -1, admit.length
+        self.reported_len[admit.slot] = 0
+        self.prompt_logprobs[admit.slot] = admit.sampling.prompt_logprobs
+
+    def _fill(self, row: Row, blocks: BlockSampling, confidences: list[float]) -> list[int]:
+        """What is found at the places of the row's last block, by all that is seen there. It is not kept."""
         end = row.start + len(row.tokens)
-        assert row.start % blocks.size == end % blocks.size == 0, "blocks stand at multiples of their size"
+        assert row.samples is Samples.BLOCK and row.start % blocks.size == end % blocks.size == 0
         assert blocks.mask_id not in row.tokens[: -blocks.size], "a mask in a block that is complete"
         self.lengths[row.slot] = end - blocks.size
-        return find(self._stored(row.slot, end), blocks.size)
+        found, likely = find(self._stored(row.slot, end), blocks.size)
+        confidences += likely
+        return found
 
     def touched(self, last_step: int, *, loads: bool) -> set[int]:
         """Host pages that steps after `last_step` save to, or load from."""

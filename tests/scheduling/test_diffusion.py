@@ -1,5 +1,5 @@
-"""Blocks of a diffusion model: whatever the schedule, preemptions and deaths, sequences get the same tokens; and
-which tokens the algorithms keep."""
+"""Blocks of a diffusion model: whatever the schedule, preemptions and deaths, sequences get the same tokens;
+and which tokens the algorithms keep."""
 
 from random import Random
 
@@ -8,6 +8,7 @@ import pytest
 from runtime.cache.block import Block
 from runtime.messages.requests import FinishReason
 from runtime.scheduling.diffusion.algorithms import Algorithm, Diffusion, JointThreshold, LowConfidence
+from runtime.scheduling.handover import hand_over
 from tests.scheduling.world import World
 
 MASK = 77
@@ -109,3 +110,18 @@ def test_joint_threshold_edits_the_answer_and_not_the_prompt() -> None:
 def test_joint_threshold_ends_when_nothing_changes() -> None:
     algorithm, block = JointThreshold(), Block([1, 2], 0)
     assert algorithm.fill(block, MASK, [1, 2], [0.9, 0.9]) and block.tokens == [1, 2]
+
+
+def test_answers_to_one_prompt_go_to_another_scheduler_amid_their_first_block() -> None:
+    source, target = (world(LowConfidence(threshold=1.0), num_pages=40) for _ in range(2))
+    ids = source.add([1, 2, 3, 4, 5], max_new_tokens=6, n=3, ignore_eos=True)
+    for _ in range(3):
+        source.submit()
+        source.receive()
+    for i in ids:
+        source.scheduler.planner.put_back(source.scheduler.roster.live[i])
+    source.scheduler.roster.begin()
+    hand_over(source.scheduler, target.scheduler, "r0")
+    target.seen, target.requests = source.seen, source.requests
+    target.run()
+    check(target)

@@ -9,7 +9,7 @@ import pytest
 from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.steps import StepPlan, StepResult
-from runtime.scheduling import planner
+from runtime.scheduling import flight
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from tests.scheduling.positions import Positions
 
@@ -66,7 +66,7 @@ class Rank:
         hidden = None if plan.shown is None else positions[plan.shown].astype(np.float32)
         if plan.embed_places is not None:
             rows = plan.embeds.reshape(len(plan.embed_places), 2).astype(int)
-            assert plan.embeds.size <= planner.MAX_EMBEDS and (plan.embed_places >= plan.num_decodes).all()
+            assert plan.embeds.size <= flight.MAX_EMBEDS and (plan.embed_places >= plan.num_decodes).all()
             self.given += [
                 (number, position, row)
                 for (number, row), position in zip(
@@ -120,7 +120,7 @@ def test_each_token_brings_its_own(depth: int, num_pages: int, seed: int) -> Non
 def test_a_step_brings_so_many_embeddings() -> None:
     """Of wide rows few in a step, which takes more steps."""
     scheduler, counts = make(60), []
-    width = planner.MAX_EMBEDS // 5
+    width = flight.MAX_EMBEDS // 5
     for name, length in (("a", 12), ("b", 3)):
         rows = np.broadcast_to(np.arange(length, dtype=np.float32)[:, None], (length, width))
         scheduler.add(

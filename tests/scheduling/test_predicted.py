@@ -4,8 +4,8 @@ from runtime.cache.sequence import Sequence
 from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
 from runtime.scheduling.speculation.predicted import MOST, WINDOW, PredictedDrafter
+from tests.scheduling.answers import VOCAB
 from tests.scheduling.guessing import Eager
-from tests.scheduling.oracle import VOCAB
 from tests.scheduling.world import World
 
 PROMPT = [1, 2, 3]

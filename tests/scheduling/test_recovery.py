@@ -6,7 +6,7 @@ import pytest
 
 from runtime.messages.requests import FinishReason
 from runtime.messages.steps import StepPlan
-from tests.scheduling.oracle import VOCAB
+from tests.scheduling.answers import VOCAB
 from tests.scheduling.world import World
 
 POISON = VOCAB  # no answer contains it

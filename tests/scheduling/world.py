@@ -19,7 +19,8 @@ from runtime.scheduling.roster import Roster
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from tests.cache.router import Router
 from tests.cache.walk import listen
-from tests.scheduling.oracle import OracleRank, generate, generate_blocks
+from tests.scheduling.answers import generate, generate_blocks
+from tests.scheduling.oracle import OracleRank
 from tests.scheduling.storing import Shelf
 
 EOS = 7

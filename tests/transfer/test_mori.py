@@ -214,7 +214,7 @@ def test_what_cannot_start_is_refused(
 def test_torch_is_not_imported_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     with mori.without_torch(), pytest.raises(ImportError):
-        import torch  # noqa: F401
+        import torch
     assert "torch" not in sys.modules
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     with mori.without_torch():

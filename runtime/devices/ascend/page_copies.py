@@ -28,7 +28,6 @@ from torch import Tensor
 from runtime.devices.host_memory import HostPages
 from runtime.errors import StartError
 
-
 Parts = list[tuple[Tensor, np.ndarray]]  # caches as [pages, numbers], and their parts of host memory
 Locked = list[tuple[Tensor, np.ndarray]]  # page-locked copies of pages, and the part that they belong to
 MAX_COPIES = 1024  # of one call; torch_npu keeps their addresses on the stack

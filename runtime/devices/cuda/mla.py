@@ -16,7 +16,6 @@ from runtime.devices.cuda.attention import ONE_PAGE, AttentionLaunch, AttentionP
 from runtime.devices.cuda.kernels.launch import FP8_KINDS, Gpu, next_power_of_2
 from runtime.models.config.mla_config import MAX_EXPANDED
 
-
 EXPANDED_PAGE = 64  # tokens of which expanded rows have room for a power of two of
 
 

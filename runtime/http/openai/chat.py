@@ -12,11 +12,11 @@ from runtime.http.fields.bootstrap import transfer_of
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
-from runtime.http.fields.routed_experts import extension
 from runtime.http.fields.media import MediaParts
 from runtime.http.fields.model import adapters_of, response_model
 from runtime.http.fields.replica import replica_of
 from runtime.http.fields.request_id import request_ids
+from runtime.http.fields.routed_experts import extension
 from runtime.http.fields.thinking import thinking_limit
 from runtime.http.openai.completion_request import ChatBody
 from runtime.http.openai.completion_request import Reasoning as ReasoningOptions

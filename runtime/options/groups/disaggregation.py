@@ -1,8 +1,7 @@
 """Prompts, decodes and encoders on servers of their own."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 from typing import Annotated as A
-from typing import Literal
 
 from msgspec import Meta
 

@@ -8,8 +8,8 @@ from msgspec import Meta
 
 from runtime.devices.facts import DeviceFacts
 from runtime.messages.memory import OffloadSpec
-from runtime.options.facts import ModelFacts
 from runtime.options.declare import Auto, Count, Derived, Fraction, Group, Whole, on_device, option
+from runtime.options.facts import ModelFacts
 
 GroupSize = A[int, Meta(ge=-1)]  # -1: no layer-wise offload
 

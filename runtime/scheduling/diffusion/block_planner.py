@@ -39,6 +39,8 @@ class BlockPlanner:
                 if not grow(sequence):
                     continue
                 builder.set_page(sequence.slot, len(sequence.pages) - 1, sequence.pages[-1])
+            if not (sequence.index or sequence.num_generated) and sequence.request.params.n > 1:
+                self.roster.follow(sequence)  # its prompt is computed, as far as others can share it
             block = sequence.block or self._begin(sequence)
             builder.add_block(sequence, block.tokens)
             sequence.computed_len = sequence.extend_len
@@ -48,7 +50,4 @@ class BlockPlanner:
         known = sequence.extend_len
         given = sequence.text_ids(known, len(sequence.tokens)).tolist()
         sequence.block = Block.begin(given, self.diffusion.size, self.diffusion.mask_id)
-        is_first = len(sequence.tokens) == sequence.prompt_len and not sequence.index
-        if is_first and sequence.request.params.n > 1:
-            self.roster.follow(sequence)
         return sequence.block

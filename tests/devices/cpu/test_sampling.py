@@ -214,7 +214,16 @@ def some_bits(shape: tuple[int, int]) -> Tensor:
 
 @pytest.mark.parametrize(
     "sampling",
-    [None, (1.0,), (0.7, 1.0, 0, 0.05), (0.7, 0.9), (5.0, 0.99), (0.7, 1.0, 50), (2.0, 0.8, 7_000), (9.0, 0.999)],
+    [
+        None,
+        (1.0,),
+        (0.7, 1.0, 0, 0.05),
+        (0.7, 0.9),
+        (5.0, 0.99),
+        (0.7, 1.0, 50),
+        (2.0, 0.8, 7_000),
+        (9.0, 0.999),
+    ],
     ids=str,
 )
 def test_masks_are_read_as_if_they_had_been_written(

@@ -1,8 +1,8 @@
 """Compiles the kernels of some launches for a GPU that is not present: `python -m tests.devices.cuda.ahead 90
 attention ...`.
 
-Launches take tensors of the cpu and run nothing; for each compiled kernel a line of JSON has what a program of
-it takes and what its machine code counts. This finds what the interpreter cannot: what Triton's compiler
+Launches take tensors of the cpu and run nothing; for each compiled kernel a line of JSON has what a program
+of it takes and what its machine code counts. This finds what the interpreter cannot: what Triton's compiler
 refuses, registers that spill, more shared memory than a GPU has, and loops that have become longer.
 """
 

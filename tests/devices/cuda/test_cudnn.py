@@ -86,11 +86,11 @@ def test_what_cudnn_has_no_kernel_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_log_says_why_keys_are_gathered(
     version: int | None, dtype: torch.dtype, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logged: list[str] = []
+    reasons: list[str] = []
 
     class Log:
         def warning(self, text: str, *, reason: str) -> None:
-            logged.append(reason)
+            reasons.append(reason)
 
     monkeypatch.setattr("runtime.devices.cuda.cudnn_pages.log.get", lambda name: Log())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -99,5 +99,5 @@ def test_the_log_says_why_keys_are_gathered(
     else:
         cudnn_double.install(monkeypatch, version)
     assert open_paged_sdpa(dtype) is None
-    (found,) = logged
+    (found,) = reasons
     assert re.search(reason, found), found

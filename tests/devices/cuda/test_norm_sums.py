@@ -157,25 +157,25 @@ def test_norms_that_cannot_sum_are_left_out_by_all_ranks(
             raise RuntimeError(FAULT)
         return own
 
-    said: list[str] = []
+    logged: list[str] = []
     monkeypatch.setattr(NormSums, "open", opened)
-    monkeypatch.setattr(collectives.log, "get", lambda name: Log(said))
+    monkeypatch.setattr(collectives.log, "get", lambda name: Log(logged))
     ranks = NcclCollectives.__new__(NcclCollectives)
     ranks.rank, ranks.size, answers = 0, 3, iter(others)
     ranks.sums = SymmetricSums(Tensor(), "all", 3, None)  # type: ignore[arg-type]
     monkeypatch.setattr(ranks, "outcomes", lambda mine: [mine, *next(answers)])
     found = ranks.open_norm_sums(torch.device("cpu"))
-    assert (found is None) is bool(reason) and list(answers) == [] and said == [reason] * bool(reason)
+    assert (found is None) is bool(reason) and list(answers) == [] and logged == [reason] * bool(reason)
     ranks.sums = None  # without shared memory nothing is tried
     assert ranks.open_norm_sums(torch.device("cpu")) is None
 
 
 class Log:
-    def __init__(self, said: list[str]) -> None:
-        self.said = said
+    def __init__(self, logged: list[str]) -> None:
+        self.logged = logged
 
     def warning(self, event: str, reason: str) -> None:
-        self.said.append(reason)
+        self.logged.append(reason)
 
 
 def test_which_ranks_open_them(monkeypatch: pytest.MonkeyPatch) -> None:

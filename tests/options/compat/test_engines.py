@@ -48,11 +48,7 @@ LINES: list[tuple[str, str, str]] = [
         "--model-path /m --tool-server x",
         "this version refuses --tool-server: --only-working",
     ),
-    (
-        SGLANG + "--dllm-algorithm LowConfidence --dllm-algorithm-config a.yaml",
-        "--model-path /m --dllm-algorithm LowConfidence --dllm-algorithm-config a.yaml",
-        "",
-    ),
+    (SGLANG + "--dllm-algorithm LowConfidence", "--model-path /m --dllm-algorithm LowConfidence", ""),
     (
         SGLANG + "--tp 4 --nnodes 2 --node-rank 1 --nccl-init-addr a:1 --dist-timeout 9",
         "--model-path /m --tensor-parallel-size 4 --nnodes 2 --node-rank 1 --dist-init-addr a:1 "

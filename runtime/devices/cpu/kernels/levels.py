@@ -38,8 +38,8 @@ def may_use_tiles() -> bool:
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0
 
 
-# Its VDPBF16PS has a quarter of the rate of fused multiply-adds of float32, and twice their products: bfloat16
-# is for AMX there, which virtual machines often hide.
+# Intel's VDPBF16PS has a quarter of the rate of fused multiply-adds of float32, for twice the products each:
+# bfloat16 is for AMX there, which virtual machines often hide.
 INTEL = "GenuineIntel"
 
 # products by torch take so much longer than those of avx512_bf16, one thread
@@ -123,7 +123,10 @@ def capable_levels(
     machine = platform.machine() if machine is None else machine
     flags = cpu_flags() if flags is None else flags
     vendor = cpu_vendor() if vendor is None else vendor
-    ranks = {level: index + (1.5 if vendor and level.slower_on == vendor else 0) for index, level in enumerate(LEVELS)}
+    ranks = {
+        level: index + (1.5 if vendor and level.slower_on == vendor else 0)
+        for index, level in enumerate(LEVELS)
+    }
     able = (level for level in LEVELS if level.machine == machine and level.flags <= flags)
     return tuple(sorted(able, key=ranks.__getitem__))
 

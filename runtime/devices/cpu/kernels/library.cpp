@@ -1,5 +1,4 @@
 // What Python calls (library.py declares the same functions). Plain C types only. Handles are pointers.
-#include <sys/mman.h>
 
 #include "attention_call.h"
 #include "digest.h"
@@ -76,19 +75,10 @@ int64_t kernels_packed_bytes(int kind, int outputs, int inputs, int group) {
     return (int64_t)weights::num_blocks(w) * weights::block_bytes(w);
 }
 
-// Large matrices lie in huge pages where the machine allows it: a step reads all of them, and small pages cost a
-// walk of tables for every 4 KB. A hint, so its failure is of no consequence.
-static void prefer_huge_pages(char* data, int64_t bytes) {
-    constexpr uintptr_t HUGE_PAGE = 2 << 20;
-    uintptr_t begin = ((uintptr_t)data + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, end = ((uintptr_t)data + bytes) / HUGE_PAGE * HUGE_PAGE;
-    if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
-}
-
 // A matrix over memory of the caller: `data` of kernels_packed_bytes, for INT8 also `scales` and `sums` of whole blocks.
 Matrix* kernels_matrix(int kind, int outputs, int inputs, int group, char* data, float* scales, int32_t* sums) {
     int multiple = weights::input_multiple((weights::Kind)kind, group);
     int width = (inputs + multiple - 1) / multiple * multiple;
-    prefer_huge_pages(data, kernels_packed_bytes(kind, outputs, inputs, group));
     return new Matrix{(weights::Kind)kind, outputs, inputs, width, group, data, scales, sums};
 }
 

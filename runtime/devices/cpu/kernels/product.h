@@ -169,7 +169,7 @@ inline void int4_tile(const Matrix& w, const rows::Rows& x, int row, const char*
 struct GroupWithZeros {
     Floats scales[VECTORS];
     Ints zeros[VECTORS];
-    Ints begin(Ints of_inputs, int v) const { return zeros[v] * of_inputs >> 3; }
+    Ints begin(Ints of_inputs, int v) const { return multiply_small(zeros[v], of_inputs) >> 3; }
 };
 
 template <int COUNT>

@@ -4,7 +4,7 @@
 //   BFLOAT16  rounded to nearest even                             for bfloat16 weights, where the CPU multiplies its pairs
 //   INT8      round(x / scale), scale = max|x| / 127 of the row   for int8 weights
 //   GROUPED   the same for each GROUP inputs, with their sums     for 4-bit weights
-//             times -8: what most zero points take away
+//             times -8, within 16 bits: what most zero points take away
 //   HALVED    the same, with the sums of each half of a GROUP     for ggml's types
 #pragma once
 

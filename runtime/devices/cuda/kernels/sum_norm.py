@@ -5,7 +5,7 @@ A program has a row. It stores its rank's part in its own memory, where all othe
 them by a flag; when the flags of all others are there, it reads their parts and adds them up in the order of
 the ranks, so that all ranks have the same sum to the bit.
 
-Nobody waits at the end. A row's parts are in two places by turns, and a flag is the number of the row's turn:
+No rank waits at the end. A row's parts are in two places by turns; a flag is the number of the row's turn:
 a rank that sees another's flag of turn n + 1 knows that this one has ended turn n, as its launches run one
 after the other; so before it begins turn n + 2, in the place of n, all have read n. Turns are counted on the
 device, so that a captured launch may be replayed.
