@@ -94,7 +94,8 @@ def test_models_whose_norms_sum(tmp_path: Path, run_ranks: RunRanks) -> None:
         assert zero["logprobs"] == pytest.approx(one["logprobs"], abs=2e-3)
     # of 19 steps three norms of two layers: the first one is given embeddings
     calls = [path.read_text().split() for path in sorted(tmp_path.glob("* memory/calls of *"))]
-    assert [len(lines) for lines in calls] == [19 * 3] * 4 and {"1", "3", "30"} <= set(calls[0])
+    assert [len(lines) for lines in calls] == [19 * 3] * 4
+    assert {"1", "3"} <= set(calls[0]) and max(map(int, calls[0])) > 8, "few rows, and a prompt"
 
 
 def inputs(rows: int = 2, size: int = 64, dtype: torch.dtype = torch.bfloat16) -> NormInputs:
