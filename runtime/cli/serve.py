@@ -16,7 +16,7 @@ def run(argv: Sequence[str]) -> int:
         if word in ("-h", "--help"):
             from runtime.options.help import help_text
 
-            print(f"usage: runtime serve [OPTION ...]\n\n{help_text(argv[i + 1 :])}")
+            print(f"usage: runtime serve [MODEL] [OPTION ...]\n\n{help_text(argv[i + 1 :])}")
             return 0
     gc.disable()  # what a start imports is no garbage; the server enables it
     early = open_early_process(argv)

@@ -44,8 +44,8 @@ class Setting(Struct, frozen=True):
 
 
 def from_argv(argv: Sequence[str]) -> ParsedOptions:
-    """Reads flags, and the file of --config, whose values flags override. Raises OptionsError with every
-    problem found."""
+    """Reads flags, which a model may stand in front of, and the file of --config, whose values flags override.
+    Raises OptionsError with every problem found."""
     problems: list[str] = []
     flags = list(_read_flags(argv, problems))
     files = [setting.value for setting in flags if setting.row.name == "config"]
@@ -86,6 +86,8 @@ def _from_profile(settings: list[Setting], problems: list[str], notices: list[st
 
 def _read_flags(argv: Sequence[str], problems: list[str]) -> Iterator[Setting]:
     words = list(reversed(argv))
+    if words and not words[-1].startswith("-"):  # the model in front of all options
+        yield Setting(by_flag()["--model-path"], words.pop(), "MODEL", "argument MODEL")
     while words:
         word = words.pop()
         alias, equals, inline = word.partition("=")

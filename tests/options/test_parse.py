@@ -61,7 +61,7 @@ def test_words(words: str, name: str, expected: Any, source: str | None) -> None
         ("--mem-fraction-static nan", "--mem-fraction-static nan is not possible"),
         ("--mem-fraction-static 1.5", "expected float >0 <=1|auto"),
         ("--port 99999999999999999999999", "is not possible"),
-        ("stray", "stray stands alone: a value follows its flag; a model is --model-path stray"),
+        ("--port 1 stray", "stray stands alone: a value follows its flag; a model is --model-path stray"),
         ("--dtype int3", "--dtype int3 is not possible; expected auto|bfloat16"),
         ("--hicache-mem-layout page_head", "--hicache-mem-layout page_head is not here yet; choose one of "),
         ("--disable-radix-cache=7", "expected bool"),
@@ -80,6 +80,12 @@ def test_problems(words: str, problem: str) -> None:
         from_argv(words.split())
     assert problem in "\n".join(caught.value.problems)
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_model_in_front_of_all_options() -> None:
+    parsed = from_argv(["org/name", "--port", "1"])
+    assert parsed.options.model.model_path == "org/name" and parsed.sources["model_path"] == "argument MODEL"
+    assert from_argv(["a", "--model-path", "b"]).options.model.model_path == "b", "the last one given"
 
 
 def test_all_problems_at_once() -> None:
