@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.diffusion_settings import read_algorithm
 from runtime.errors import OptionsError, StartError
 from runtime.http.key_file import read_key_file
 from runtime.http.server import tls_context
@@ -20,7 +21,7 @@ from runtime.models.config.draft_config import read_draft_config
 from runtime.models.config.expert_location import read_expert_location
 from runtime.models.config.model_config import read_config
 from runtime.models.draft_heads import read_token_map
-from runtime.nodes.secret import read_secret
+from runtime.nodes.secret import NODES_SECRET
 from runtime.options.parse import from_argv, from_values
 from runtime.options.profile import read_profile
 from runtime.options.resolve import plan_for
@@ -30,7 +31,7 @@ from runtime.ranks.tensor_dump import read_recorded
 from runtime.settings import tree_rule
 from runtime.text.builtin_templates import template_sources
 from runtime.text.infill import find_format
-from runtime.transfer.key import read_key
+from runtime.transfer.key import SERVERS_KEY
 
 POCKET = Path(__file__).parents[2] / "runtime/pocket"
 LIMIT_S = 20  # for a read that would never end
@@ -63,8 +64,9 @@ READERS: dict[str, Callable[[Path], object]] = {
         read_config(POCKET),
     ),
     "--debug-tensor-dump-input-file": lambda file: read_recorded(str(file)),
-    "--disaggregation-key-file": lambda file: read_key(str(file)),
-    "--dist-secret-file": lambda file: read_secret(str(file)),
+    "--disaggregation-key-file": lambda file: SERVERS_KEY.read(str(file)),
+    "--dllm-algorithm-config": lambda file: read_algorithm("LowConfidence", str(file)),
+    "--dist-secret-file": lambda file: NODES_SECRET.read(str(file)),
     "--init-expert-location": lambda file: read_expert_location(str(file), (True,), 4, 4),
     "--pdmux-config-path": lambda file: read_pdmux(str(file)),
     "--quantization-param-path": lambda file: read_cache_scales(str(file), 1, 4),

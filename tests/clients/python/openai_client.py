@@ -43,12 +43,14 @@ with client.chat.completions.stream(model="pocket", messages=COUNT, temperature=
 assert "content.delta" in kinds and kinds[-1] == "content.done"
 print("ok: chat stream helper")
 
-parsed = client.chat.completions.parse(model="pocket", messages=COUNT, response_format=Review)
+parsed = client.chat.completions.parse(model="pocket", messages=COUNT, response_format=Review, temperature=0)
 assert isinstance(parsed.choices[0].message.parsed, Review)
 print("ok: chat parse")
 
 tools: Any = [openai.pydantic_function_tool(GetWeather)]
-called = client.chat.completions.parse(model="pocket", messages=WEATHER, tools=tools, tool_choice="required")
+called = client.chat.completions.parse(
+    model="pocket", messages=WEATHER, tools=tools, tool_choice="required", temperature=0
+)
 assert called.choices[0].message.tool_calls is not None
 assert isinstance(called.choices[0].message.tool_calls[0].function.parsed_arguments, GetWeather)
 print("ok: chat tools parsed")
