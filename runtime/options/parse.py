@@ -44,8 +44,8 @@ class Setting(Struct, frozen=True):
 
 
 def from_argv(argv: Sequence[str]) -> ParsedOptions:
-    """Reads flags, which a model may stand in front of, and the file of --config, whose values flags override.
-    Raises OptionsError with every problem found."""
+    """Reads flags, which a model may stand in front of, and the file of --config, whose values flags
+    override. Raises OptionsError with every problem found."""
     problems: list[str] = []
     flags = list(_read_flags(argv, problems))
     files = [setting.value for setting in flags if setting.row.name == "config"]
