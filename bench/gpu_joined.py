@@ -31,6 +31,7 @@ ROUTINGS = {
 SCHEMES: dict[str, Scheme] = {"o of Llama-3.1-8B in fp8": Fp8(), "o of Llama-3.1-8B in int8": Int8()}
 COPIES_BYTES = 200 << 20  # of weights that are taken in turn
 
+
 def in_turn(calls: list[Callable[[], Any]]) -> None:
     """Calls all of them."""
     for call in calls:

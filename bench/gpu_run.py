@@ -90,9 +90,7 @@ def parts() -> dict[str, list[Section]]:
     }
 
 
-def run(
-    sections: Sequence[Section], lines: Lines, folder: Path, part_s: float, *, is_dry: bool
-) -> list[str]:
+def run(sections: Sequence[Section], lines: Lines, folder: Path, part_s: float, *, is_dry: bool) -> list[str]:
     """Runs sections one after the other, but for those that run beside others, within `part_s`. What the
     latter print goes to files of their names in `folder`. -> the names of those that failed, were cut off or
     had no time left"""

@@ -123,9 +123,7 @@ def main() -> None:
         pool = ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
         with pool:
             list(
-                pool.map(
-                    compile_one, *zip(*((name, rows) for name in LINEARS for rows in ROWS), strict=True)
-                )
+                pool.map(compile_one, *zip(*((name, rows) for name in LINEARS for rows in ROWS), strict=True))
             )
         return
     from runtime.devices.cuda.kernels.launch import gpu_of

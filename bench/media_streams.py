@@ -52,11 +52,7 @@ def streams(port: int, pid: int, turns: int, seconds: float) -> dict[str, Any]:
 
 
 BUSY = "import os; os.nice(10); print(1, flush=True)\nwhile True: sum(range(1000))"
-LOADS: dict[str, list[str]] = {
-    "alone": [],
-    "images": ["-m", "bench.media_streams"],
-    "control": ["-c", BUSY],
-}
+LOADS: dict[str, list[str]] = {"alone": [], "images": ["-m", "bench.media_streams"], "control": ["-c", BUSY]}
 """Arguments of Python for the process that runs next to the streams; none for no process."""
 
 

@@ -92,7 +92,6 @@ class Answer(Struct):
         that parameter."""
         return np.concatenate(self.hidden_parts) if self.hidden_parts else None
 
-
     @property
     def routed_experts(self) -> np.ndarray | None:
         """int32 [prompt + tokens - 1, layers * experts of a token]: the experts that computed each token, in

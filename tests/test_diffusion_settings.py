@@ -84,7 +84,7 @@ def test_what_is_refused(words: str, model: type[Model], problem: str) -> None:
 
 def test_a_penalty_of_generation_config_is_left_out() -> None:
     class Generates(Blocks):
-        sampling_defaults = {"temperature": 0.7, "repetition_penalty": 1.1}  # noqa: RUF012
+        sampling_defaults = {"temperature": 0.7, "repetition_penalty": 1.1}
 
     assert model_defaults(Generates()) == {"temperature": 0.7}  # type: ignore[arg-type]
 

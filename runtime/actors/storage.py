@@ -318,9 +318,7 @@ def cache_identity(
     return identity_of(
         model=facts,
         device=plan.parallel.device,
-        device_options={
-            name: value for name, value in plan.device_options.items() if name not in OF_COPIES
-        },
+        device_options={name: value for name, value in plan.device_options.items() if name not in OF_COPIES},
         dtype=plan.precision.dtype,
         kv_dtype=plan.precision.kv_cache_dtype,
         page_size=plan.memory.page_size,

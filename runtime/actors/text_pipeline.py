@@ -81,9 +81,7 @@ class TextPipeline:
         self._templates = text.templates
         self._processor = processor = _processor(plan, model, text)
         self._loader = (
-            None
-            if processor is None
-            else MediaLoader(media_settings(plan, processor.sounds), environment(1))
+            None if processor is None else MediaLoader(media_settings(plan, processor.sounds), environment(1))
         )
         self.media = (
             None

@@ -20,11 +20,7 @@ class Gauge:
     report wakes the server, and small models would send a hundred in no time."""
 
     def __init__(
-        self,
-        progress: Progress,
-        phase: LoadPhase,
-        total: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, progress: Progress, phase: LoadPhase, total: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.done = 0
         self._progress = progress

@@ -149,9 +149,7 @@ def attempt(body: CutBody, take: Callable[[bytes], T], keep: Callable[[T], bool]
     return take(body.whole)
 
 
-async def attempt_later(
-    body: CutBody, take: Callable[[bytes], Awaitable[T]], keep: Callable[[T], bool]
-) -> T:
+async def attempt_later(body: CutBody, take: Callable[[bytes], Awaitable[T]], keep: Callable[[T], bool]) -> T:
     """See `attempt`, for a `take` that waits."""
     if body.texts:
         try:

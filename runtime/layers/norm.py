@@ -73,9 +73,7 @@ class RMSNorm(Layer):
         return self.fused.add_rms_norm_wide(x, residual, self.weight.tensor, self.eps)
 
 
-def added(
-    norm: "Norm", x: Tensor, residual: Tensor, ranks: Collectives | None
-) -> tuple[Tensor, Tensor]:
+def added(norm: "Norm", x: Tensor, residual: Tensor, ranks: Collectives | None) -> tuple[Tensor, Tensor]:
     """(norm of x + residual, x + residual). `ranks`: the norm is a RMSNorm, and x one of their parts of a sum
     that is taken first; None: x is whole."""
     if ranks is None:

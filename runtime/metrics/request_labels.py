@@ -85,13 +85,7 @@ class LabelledRequests:
         self.generated_tokens = counter("generated_tokens", "Tokens of their answers.")
         self.ttft_s = histogram("time_to_first_token", "To their first token.", metrics.ttft_s.bounds)
         self.e2e_s = histogram("request", "To their end.", metrics.e2e_s.bounds)
-        metrics.labelled = [
-            self.requests,
-            self.prompt_tokens,
-            self.generated_tokens,
-            self.ttft_s,
-            self.e2e_s,
-        ]
+        metrics.labelled = [self.requests, self.prompt_tokens, self.generated_tokens, self.ttft_s, self.e2e_s]
 
     def began(self, record: Record) -> None:
         """Does nothing."""

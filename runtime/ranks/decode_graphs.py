@@ -286,9 +286,7 @@ class DecodeGraphs:
         if more.is_fatal:
             return more, None
         both = structs.replace(
-            captured,
-            seconds=captured.seconds + more.seconds,
-            num_bytes=captured.num_bytes + more.num_bytes,
+            captured, seconds=captured.seconds + more.seconds, num_bytes=captured.num_bytes + more.num_bytes
         )
         return both, None if recorded is None else recorded[0]
 

@@ -43,9 +43,7 @@ class Forward:
             return Forwarded(self.watch.forward(model, batch))
         device = self.device
         if batch.micro_batches is not None and device.partitions is not None and device.streams is not None:
-            return Forwarded(
-                forward_side_by_side(device.streams, device.partitions, model, batch, decodes)
-            )
+            return Forwarded(forward_side_by_side(device.streams, device.partitions, model, batch, decodes))
         if batch.micro_batches is not None:
             return Forwarded(forward_in_turns(self.device, model, batch.micro_batches))
         program = self._program(model, batch)

@@ -190,9 +190,7 @@ class ModelRunner:
             batch = self.pipeline.given(batch)
         lora_slots = None if self.adapters is None else self.adapters.use_plan(plan, has_adapters=is_adapted)
         decodes = None if self.device.partitions is None else decodes_by_graph(self.graphs, plan)
-        forwarded = self.forward.compute(
-            self.model, batch, rows.places, self.piecewise, lora_slots, decodes
-        )
+        forwarded = self.forward.compute(self.model, batch, rows.places, self.piecewise, lora_slots, decodes)
         if self.pipeline is not None:
             forwarded = self.pipeline.computed(forwarded)
         if self.states is not None and plan.states is not None:

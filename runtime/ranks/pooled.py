@@ -21,12 +21,7 @@ NO_TOKENS, NO_NUMBERS = np.empty(0, np.int32), np.empty(0, np.float32)
 
 
 def pool(
-    runner: "ModelRunner",
-    plan: StepPlan,
-    starts: np.ndarray,
-    hidden: Tensor,
-    pooling: Pooling,
-    begin: float,
+    runner: "ModelRunner", plan: StepPlan, starts: np.ndarray, hidden: Tensor, pooling: Pooling, begin: float
 ) -> Pending:
     """Reports vectors, and moves the slots on. `starts`, int64 [R]: the lengths before; `hidden`: of the
     step's tokens; `begin`: when the step was launched, in seconds."""

@@ -49,9 +49,4 @@ def is_read(admit: Admit) -> bool:
     """Whether something other than a mask, penalties, few biases and banned stop ids, and the sampler reads
     or changes a sequence's logits."""
     sampling = admit.sampling
-    return bool(
-        sampling.processor
-        or sampling.token_bans
-        or sampling.top_logprobs >= 0
-        or not fits(sampling)
-    )
+    return bool(sampling.processor or sampling.token_bans or sampling.top_logprobs >= 0 or not fits(sampling))

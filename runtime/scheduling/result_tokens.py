@@ -91,9 +91,7 @@ class ResultTokens:
                 self._drafts.force(sequence, forced)
             self._end_behind(sequence, taken[-1], step)
 
-    def take_blocks(
-        self, flight: Flight, result: StepResult, step: StepTokens, diffusion: Diffusion
-    ) -> None:
+    def take_blocks(self, flight: Flight, result: StepResult, step: StepTokens, diffusion: Diffusion) -> None:
         """What was found at the places of each sequence's block. A block's tokens come when it is complete;
         what comes behind the sequence's end is dropped."""
         size, tokens = diffusion.size, result.token_ids.tolist()

@@ -200,9 +200,7 @@ class MoriEngine:
         for address in list(self._own):
             self.unregister(address, 0)
 
-    def _groups(
-        self, name: bytes, spans: Sequence[Span]
-    ) -> list[tuple[MemoryDesc, MemoryDesc, list[Span]]]:
+    def _groups(self, name: bytes, spans: Sequence[Span]) -> list[tuple[MemoryDesc, MemoryDesc, list[Span]]]:
         """The spans of each two memories. Raises LinkError for a span that lies in none."""
         groups: dict[tuple[int, int], tuple[MemoryDesc, MemoryDesc, list[Span]]] = {}
         own, other = list(self._own.values()), self._server(name).memory

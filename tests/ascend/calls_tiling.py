@@ -264,6 +264,7 @@ LATENTS = [
     ),
 ]
 
+
 def stored() -> tuple[list[Any], dict[str, Any]]:
     """Three tokens of 4 query heads and 2 key heads, to two pages of 32 in NZ."""
     norms, tables = [randn(128), randn(128)], [randn(3, 128), randn(3, 128)]

@@ -81,8 +81,7 @@ def test_tokens_are_those_of_transformers(folder: Path, fallbacks: Counter[str])
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["qwen3, heads of 128", pytest.param("mistral, windows, heads of 128", marks=pytest.mark.full)],
+    "model", ["qwen3, heads of 128", pytest.param("mistral, windows, heads of 128", marks=pytest.mark.full)]
 )
 def test_pages_in_nz(model: str, tmp_path: Path, fallbacks: Counter[str]) -> None:
     family, overrides = MODELS[model]

@@ -50,9 +50,9 @@ def test_the_page_of_the_last_token_is_wanted_where_the_next_token_comes_as_well
     """Else that token is computed here, for the logits behind it."""
     it, connector = storing()
     whole, longer = PROMPT[:6], (*PROMPT[:6], 4)
-    for tokens, counts in ((whole, [2, 3]), (longer, [3, 3])):
+    for tokens, expected in ((whole, [2, 3]), (longer, [3, 3])):
         found = [connector.wanted(sequence(*tokens), has_next=has_next) for has_next in (False, True)]
-        assert [len(one.keys) for one in found] == counts
+        assert [len(one.keys) for one in found] == expected
     assert connector.wanted(sequence(*whole), has_next=True) == connector.wanted(sequence(*longer))
     saved(it, connector, *longer)
     assert connector.wanted(sequence(*whole), has_next=True).keys == [], "it is here"

@@ -90,9 +90,7 @@ def test_blocks_whose_tokens_see_each_other(bench: Bench, device: str, size: int
     """Rows of a diffusion model: a block behind others, two at once, and a prompt."""
     shape = SHAPES[device][1]
     rows = [(size * start, size * count) for start, count in BLOCKS]
-    spans = {
-        row: [[at, at + size] for at in range(0, count, size)] for row, (_, count) in enumerate(rows)
-    }
+    spans = {row: [[at, at + size] for at in range(0, count, size)] for row, (_, count) in enumerate(rows)}
     check_rows(bench, 0, rows, shape, Scores(shape[3] ** -0.5), spans, size)
 
 

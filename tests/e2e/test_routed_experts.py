@@ -85,10 +85,7 @@ async def check(engine: Engine, expected: Routers) -> None:
     ids=["plain", "chunks", "two ranks and drafts"],
 )
 async def test_experts_are_those_of_transformers(
-    family: str,
-    options: dict[str, Any],
-    checkpoint: Callable[[str], Path],
-    routers: Callable[[str], Routers],
+    family: str, options: dict[str, Any], checkpoint: Callable[[str], Path], routers: Callable[[str], Routers]
 ) -> None:
     async with Engine(model_path=str(checkpoint(family)), **(OPTIONS | options)) as engine:
         await check(engine, routers(family))

@@ -169,9 +169,7 @@ def test_biases_and_banned_stop_ids(
         executor, ready = start(folder, max_slots=16, max_len=128, **options)
         planner, found = Planner(executor, ready, 4), []
         for params in (EDITS, [{} for _ in EDITS]):
-            rows = [
-                planner.row(slot, [5, 9, 100, 7], sampling(**given)) for slot, given in enumerate(params)
-            ]
+            rows = [planner.row(slot, [5, 9, 100, 7], sampling(**given)) for slot, given in enumerate(params)]
             for row in rows:
                 planner.prefill(row)
             for batch in [rows] if company else [[row] for row in rows]:

@@ -102,9 +102,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch_device,
         ops,
         experts,
-        AscendMemory(
-            start.ranks_on_machine, is_sparse=ops.is_sparse, batches_copies=options.batches_copies
-        ),
+        AscendMemory(start.ranks_on_machine, is_sparse=ops.is_sparse, batches_copies=options.batches_copies),
         ranks,
         None if ops.in_torch else AscendGraphs(ops.triangle, is_sparse=ops.is_sparse),
         ep_size=start.ep_size,

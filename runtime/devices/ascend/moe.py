@@ -151,23 +151,13 @@ class AscendExperts:
         """Quantized weights. Raises ModelError for what the operators do not support."""
         return pack_quantized(gate_up, down, self.dtype)
 
-    def rearranged(
-        self,
-        packed: Packed,
-        added: Packed | None,
-        order: Sequence[int],
-    ) -> Packed:
+    def rearranged(self, packed: Packed, added: Packed | None, order: Sequence[int]) -> Packed:
         """See Experts.rearranged."""
         found: Packed = rearranged_tensors(packed, added, order)
         return found
 
     def apply(
-        self,
-        x: Tensor,
-        expert_ids: Tensor,
-        weights: Tensor,
-        packed: Packed,
-        first: int | None = None,
+        self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: Packed, first: int | None = None
     ) -> Tensor:
         """The experts' weighted sum for each token [T, hidden]; see Experts.apply."""
         return self._sum(x, expert_ids, weights, packed, first, None)

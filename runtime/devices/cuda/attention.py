@@ -33,13 +33,7 @@ from runtime.devices.cuda.attention_tiles import (
 from runtime.devices.cuda.kernels.attention import paged_attention_kernel
 from runtime.devices.cuda.kernels.attention_splits import LOG2E, merge_splits_kernel
 from runtime.devices.cuda.kernels.decode_work import MOST_ROWS, list_work
-from runtime.devices.cuda.kernels.launch import (
-    FP8_KINDS,
-    Gpu,
-    launch_options,
-    next_power_of_2,
-    starts_early,
-)
+from runtime.devices.cuda.kernels.launch import FP8_KINDS, Gpu, launch_options, next_power_of_2, starts_early
 from runtime.layers.upload import upload
 
 PLAIN_PAGE = 64  # tokens of which pages hold a multiple, so that tiles read with TMA lie in one

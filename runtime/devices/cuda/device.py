@@ -98,9 +98,7 @@ def open_ranks(
     return ranks, open_links(ranks, torch_device, start.steps_in_flight)
 
 
-def open_norm_sums(
-    ranks: Collectives, torch_device: torch.device, options: CudaOptions
-) -> "NormSums | None":
+def open_norm_sums(ranks: Collectives, torch_device: torch.device, options: CudaOptions) -> "NormSums | None":
     """Memory through which norms sum over ranks; None: ranks sum before."""
     from runtime.devices.cuda.collectives import NcclCollectives
 

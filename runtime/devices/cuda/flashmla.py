@@ -19,10 +19,7 @@ class FlashMlaBackend(LatentBackend[object]):
 
     def __init__(self, dtype: torch.dtype, gpu: Gpu) -> None:
         # its name is new: packages whose schedules are two tensors have none
-        from flash_mla.flash_mla_interface import (
-            FlashMLASchedMeta,
-            flash_mla_with_kvcache,
-        )
+        from flash_mla.flash_mla_interface import FlashMLASchedMeta, flash_mla_with_kvcache
 
         def absorbed(q: Tensor, pages: Tensor, rows: LatentRows[object], scale: float) -> Tensor:
             found: Tensor = flash_mla_with_kvcache(

@@ -298,10 +298,11 @@ class CompletionAnswerFormat:
             choice for first in range(0, len(outputs), num_sampled) for choice in self._best(first, outputs)
         ]
         choices = [self._choice_of(index, choice, outputs) for index, choice in enumerate(best)]
-        return self.envelope.head() | {
-            "choices": choices,
-            "usage": usage_of(outputs, num_sampled, self.envelope.meter.report),
-        } | extension(outputs[0].experts)
+        return (
+            self.envelope.head()
+            | {"choices": choices, "usage": usage_of(outputs, num_sampled, self.envelope.meter.report)}
+            | extension(outputs[0].experts)
+        )
 
     def _best(self, first: int, outputs: list[Output]) -> list[int]:
         """The choices to return of the prompt whose choices begin at `first`: all, or the likeliest."""

@@ -9,6 +9,7 @@ from runtime.options.declare import Count, Group, Port, Whole, option, supersede
 
 _MISSING = "several ranks: it is for one card, and unproven on it"
 
+
 class Disaggregation(Group, frozen=True, kw_only=True):
     """Disaggregation"""
 

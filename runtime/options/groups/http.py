@@ -227,10 +227,9 @@ class Api(Group, frozen=True, kw_only=True):
     enable_return_hidden_states: A[bool, option("Let requests ask for hidden states of the last layer.")] = (
         False
     )
-    enable_return_routed_experts: A[
-        bool,
-        option("Let requests ask which experts computed their tokens."),
-    ] = False
+    enable_return_routed_experts: A[bool, option("Let requests ask which experts computed their tokens.")] = (
+        False
+    )
     constrained_json_whitespace_pattern: A[
         str | None,
         option("Pattern of the whitespace that constrained JSON may have; of llguidance and outlines."),

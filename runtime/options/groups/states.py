@@ -56,8 +56,7 @@ class States(Group, frozen=True, kw_only=True):
         ),
     ] = None
     dllm_algorithm_config: A[
-        str | None,
-        option("YAML file with settings of --dllm-algorithm: thresholds and the size of blocks."),
+        str | None, option("YAML file with settings of --dllm-algorithm: thresholds and the size of blocks.")
     ] = None
 
 

@@ -211,11 +211,7 @@ def attention_scores_are_supported(plan: Plan, model: ModelFacts, device: Device
 def latents_have_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Options of latent attention (MLA) need a model with it. Shapes are checked by the ranks when they
     start."""
-    given = [
-        flag(name)
-        for name in ("npu_mla_prolog", "npu_gather_after_q")
-        if plan.why[name].value
-    ]
+    given = [flag(name) for name in ("npu_mla_prolog", "npu_gather_after_q") if plan.why[name].value]
     if given and model.mla is None:
         return f"{' and '.join(given)} needs latent attention (MLA), which this model has not; leave it out"
     if given and model.mla is not None and model.mla.q_rank is None:

@@ -23,9 +23,7 @@ class BlockPlanner:
         self.roster = roster
         self.diffusion = diffusion
         self.sampling = BlockSampling(
-            size=diffusion.size,
-            mask_id=diffusion.mask_id,
-            repeat_penalty=diffusion.algorithm.repeat_penalty,
+            size=diffusion.size, mask_id=diffusion.mask_id, repeat_penalty=diffusion.algorithm.repeat_penalty
         )
 
     def plan(self, builder: StepBuilder, grow: Callable[[Sequence], bool]) -> None:

@@ -64,11 +64,7 @@ class Sequences:
         """Results of rows (slot, first token, tokens) of one step."""
         slots, starts, counts = (np.array(column) for column in zip(*rows, strict=True))
         plan = AttentionRows(
-            0,
-            slots.astype(np.int32),
-            starts.astype(np.int64),
-            counts.astype(np.int32),
-            block_size=block,
+            0, slots.astype(np.int32), starts.astype(np.int64), counts.astype(np.int32), block_size=block
         )
         step = CpuAttentionPlan(plan, self.tables, PAGE, (scores.window,), torch.float32)
         q = torch.cat([self.queries[slot][start : start + count] for slot, start, count in rows])

@@ -79,7 +79,5 @@ def test_rows_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         for num, heads, value, dim in ((2, 4, 1.0, 512), (2, 4, 1.0, 64), (64, 1, nan, 512), (64, 1, nan, 64))
     )
     found = torch.full_like(q, nan)
-    launch_attention(
-        found, q, latents, latents, plan.launches[0], plan, Scores(0.05), HOPPER, rope, ropes
-    )
+    launch_attention(found, q, latents, latents, plan.launches[0], plan, Scores(0.05), HOPPER, rope, ropes)
     assert torch.equal(found, torch.zeros_like(q))

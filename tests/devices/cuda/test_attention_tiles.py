@@ -30,8 +30,6 @@ def choose(monkeypatch: pytest.MonkeyPatch, kind: str, tile: Tile) -> None:
     assert select_tile(*sizes[kind], 2, replace(HOPPER, is_hopper=False), is_plain=True) != tile
 
 
-
-
 def is_run(tile: Tile) -> bool:
     """Whether a GPU is there, or the interpreter knows the language of the kernel."""
     return HAS_GPU or not tile.walk.groups

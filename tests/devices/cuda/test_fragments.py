@@ -129,9 +129,7 @@ def test_clamped_experts(kind: str, dtype: torch.dtype, single: int, monkeypatch
     else:
         packed = experts.pack_clamped_mxfp4(*there_stacks, there_biases)
     assert [one.kind for one in packed] == ["mxfp4" if kind == "mxfp4" else "plain"] * 2
-    found = experts.apply(
-        *(tensor.to(TORCH_DEVICE) for tensor in (x.to(dtype), ids, shares.float())), packed
-    )
+    found = experts.apply(*(tensor.to(TORCH_DEVICE) for tensor in (x.to(dtype), ids, shares.float())), packed)
     rounded = tuple(bias.to(dtype).float() for bias in biases)
     wanted = one_by_one(x.to(dtype).float(), ids, shares, numbers, rounded)
     near(found / wanted.abs().amax(), wanted / wanted.abs().amax(), dtype, 1)

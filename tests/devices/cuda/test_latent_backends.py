@@ -43,9 +43,7 @@ def ops_of(prefill: str, decode: str) -> CudaOps:
     """Ops with these backends."""
     gpu = gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER
     capability = CAPABILITIES[prefill if decode == "triton" else decode]
-    return CudaOps(
-        BF16, gpu, attention_backend=open_hybrid_backend(prefill, decode, BF16, gpu, capability)
-    )
+    return CudaOps(BF16, gpu, attention_backend=open_hybrid_backend(prefill, decode, BF16, gpu, capability))
 
 
 class Latents:
@@ -104,9 +102,7 @@ def test_rows(name: str, phases: str) -> None:
     rows = AttentionRows(3, np.arange(7, dtype=np.int32), case.starts, case.counts)
     plan = ops.plan_attention(rows, case.table, PAGE, (0,))
     for _ in range(2):  # the layers of a step share a schedule
-        found = ops.latent_attention(
-            case.q, case.q_rope, case.latents, case.ropes, case.up, plan, SCALE
-        )
+        found = ops.latent_attention(case.q, case.q_rope, case.latents, case.ropes, case.up, plan, SCALE)
     near(found, case.expected(), BF16)
     assert not case.up.absorbs(24) and case.up.absorbs(9)
 

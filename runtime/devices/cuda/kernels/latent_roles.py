@@ -155,9 +155,7 @@ def _read(
         tma.async_copy_global_to_shared(ropes, [page, token, LEFT], left_full, stages.ropes.index(stage))
         mbarrier.wait(stages.right_empty.index(stage), phase ^ 1)
         mbarrier.expect(right_full, latents.block_type.nbytes)
-        tma.async_copy_global_to_shared(
-            latents, [page, token, RIGHT], right_full, stages.right.index(stage)
-        )
+        tma.async_copy_global_to_shared(latents, [page, token, RIGHT], right_full, stages.right.index(stage))
         at -= KEYS
         page = next_page
 
