@@ -13,13 +13,12 @@ import fcntl
 import importlib
 import os
 import socket
-import sys
-import traceback
 from contextlib import suppress
 
 import msgspec
 import numpy as np
 
+from runtime import log
 from runtime.media import forks
 from runtime.media.decode import decode_file
 from runtime.media.decode_messages import MAX_MESSAGE_BYTES, DecodeError, DecodeRequest, DecodeResult
@@ -52,7 +51,7 @@ def _run_child(data: bytes, fds: list[int]) -> None:
     except MemoryError:
         result = DecodeResult(error="takes too much memory when it is decoded; send a smaller one")
     except Exception:
-        traceback.print_exc(file=sys.stderr)
+        log.write_stack()
         result = DecodeResult(error="could not be decoded; the server's log has the details", is_fault=True)
     with suppress(OSError), socket.socket(fileno=reply) as answer:  # the request may have ended
         socket.send_fds(answer, [msgspec.msgpack.encode(result)], fd)

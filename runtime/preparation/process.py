@@ -9,8 +9,6 @@ import argparse
 import gc
 import mmap
 import socket
-import sys
-import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +17,7 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer, models
 
+from runtime import log
 from runtime.errors import InvalidRequest, RequestError
 from runtime.media import forks
 from runtime.messages.media import Media
@@ -108,7 +107,7 @@ class Children:
                 message = f"{request.file.param}: the file takes too much memory when it is prepared"
                 result = Refused(f"{message}; send a smaller one", request.file.param)
             except Exception:
-                traceback.print_exc(file=sys.stderr)
+                log.write_stack()
                 message = f"{request.file.param} could not be prepared; the server's log has the details"
                 result = Refused(message, request.file.param, is_fault=True)
             with suppress(OSError):  # the request may have ended

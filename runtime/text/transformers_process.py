@@ -10,8 +10,6 @@ import mmap
 import os
 import signal
 import socket
-import sys
-import traceback
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
@@ -24,6 +22,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoProcessor, ProcessorMixin
 from transformers.utils import is_torchvision_available
 
+from runtime import log
 from runtime.media_kind import MediaKind
 from runtime.messages.packed_arrays import pack
 from runtime.messages.prepare import MAX_MESSAGE_BYTES, PrepareRequest, PrepareResult
@@ -95,7 +94,7 @@ def _open(folder: str, has_token_grids: bool) -> tuple[Preparer | None, str]:
         processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         return Preparer(processor, _rope_index(folder) if has_token_grids else None), ""
     except FAILURES as error:
-        traceback.print_exc(file=sys.stderr)
+        log.write_stack()
         return None, f"transformers' processor of the model does not open: {str(error)[:800]}"
 
 
@@ -147,7 +146,7 @@ def _prepared(
         arrays["input_ids"] = arrays["input_ids"][0].astype(np.int64)
         packed = pack(arrays)
     except FAILURES as error:
-        traceback.print_exc(file=sys.stderr)
+        log.write_stack()
         return PrepareResult(error=f"transformers' processor refuses it: {str(error)[:800]}"), b""
     return PrepareResult(num_bytes=len(packed), digest=sha256(packed).digest(), behind=behind), packed
 

@@ -86,7 +86,7 @@ def test_what_is_read_outside_is_no_damage() -> None:
 
 
 def test_an_audit_comes_in_portions() -> None:
-    """Of nodes, of free pages, and of pages whose owners are compared."""
+    """Nodes, free pages, and pages whose owners are compared are each looked at by portions."""
     it = Steps(num_pages=3 * IDS)
     it.run(*range(2 * 4 * PORTION + 3))
     assert sum(1 for _ in audit(it.cache)) >= 4 + 3 + 3

@@ -7,6 +7,7 @@ kernel (mla.py), and rows with equally many of them are one call. Chunks for whi
 expanding keys and values are expanded, and attend by our own kernel.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -54,15 +55,15 @@ class Absorbed(Protocol[Schedule]):
     def __call__(self, q: Tensor, pages: Tensor, rows: LatentRows[Schedule], scale: float) -> Tensor: ...
 
 
-class LatentBackend(Generic[Schedule]):
+class LatentBackend(ABC, Generic[Schedule]):
     """What backends over pages of latents share; see AttentionBackend."""
 
     absorbed: Absorbed[Schedule]
     gpu: Gpu
 
+    @abstractmethod
     def open_schedule(self) -> Schedule:
         """What the package prepares for the rows of one call, and keeps for the other layers of the step."""
-        raise NotImplementedError
 
     def plan(
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]

@@ -229,8 +229,8 @@ def some_bits(shape: tuple[int, int]) -> Tensor:
 def test_masks_are_read_as_if_they_had_been_written(
     ops: CpuLogitsOps, sampling: tuple[float, ...] | None
 ) -> None:
-    """The same tokens come from masks that `choose` reads as from logits that were masked before, to the bit
-    of the sums. Masks of some rows leave the others free, and their logits as they are."""
+    """Masks that `choose` reads lead to the tokens of logits that were masked before, to the bit of the
+    sums. Masks of some rows leave the others free, and their logits as they are."""
     for rows in (rows_of(8), odd_rows(), torch.full((8, VOCAB), 2 * BANNED), rows_of(8, 33)):
         bits = some_bits((6, -(-rows.shape[1] // 32)) if rows.shape[1] > 33 else (6, 400))
         bits = bits[:, : -(-rows.shape[1] // 32)].contiguous()

@@ -104,7 +104,8 @@ ROUTINGS = {
 @pytest.mark.parametrize("case", ROUTINGS)
 @pytest.mark.parametrize("tokens", [7, 20])
 def test_a_routing_aligns_what_it_fills(case: str, tokens: int) -> None:
-    """As in launches of their own, to the number; twice: the counter is 0 between launches."""
+    """The routing's last program makes the lists that a launch behind it would make. It runs twice: the
+    counter is 0 between launches."""
     routing, num_experts = ROUTINGS[case]
     logits = randn(tokens, num_experts, dtype=torch.float32)
     counter = route_counter(torch.device(TORCH_DEVICE), are_all_here=True, fusion="all")
@@ -143,7 +144,7 @@ def test_whose_slots_are_aligned() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_experts_of_aligned_slots(dtype: torch.dtype) -> None:
-    """The same to the bit."""
+    """Experts give the same sums, to the bit, from slots that the routing aligned as from a launch of its own."""
     counter = route_counter(torch.device(TORCH_DEVICE), are_all_here=True, fusion="all")
     x, logits = randn(8, 32, dtype=dtype), randn(8, 6, dtype=torch.float32)
     found = []
