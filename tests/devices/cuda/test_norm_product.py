@@ -144,7 +144,8 @@ def test_whose_slots_are_aligned() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_experts_of_aligned_slots(dtype: torch.dtype) -> None:
-    """Experts give the same sums, to the bit, from slots that the routing aligned as from a launch of its own."""
+    """Experts give the same sums, to the bit, from slots that the routing aligned as from a launch of its
+    own."""
     counter = route_counter(torch.device(TORCH_DEVICE), are_all_here=True, fusion="all")
     x, logits = randn(8, 32, dtype=dtype), randn(8, 6, dtype=torch.float32)
     found = []
