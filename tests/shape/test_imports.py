@@ -27,6 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "json_value",
         "log",
         "media_kind",
+        "memory_file",
         "pocket",
         "regular_file",
         "shutdown",
