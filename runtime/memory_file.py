@@ -42,7 +42,7 @@ class MemoryFile:
         return read_at(self.fd, begin, end)
 
     def seal(self) -> None:
-        """Nothing can change the bytes from now on, whoever has the descriptor."""
+        """From now on nothing changes the bytes, also in other processes that have the descriptor."""
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
 
     def close(self) -> None:
