@@ -53,10 +53,10 @@ def from_argv(argv: Sequence[str]) -> ParsedOptions:
     return _gather([*read, *flags], problems)
 
 
-def from_values(values: Mapping[str, object], source: str = "argument") -> ParsedOptions:
+def from_values(values: Mapping[str, object]) -> ParsedOptions:
     """Options by name, as the library takes them. Raises OptionsError with every problem found."""
     problems: list[str] = []
-    return _gather(list(_named(values, source, "", problems)), problems)
+    return _gather(list(_named(values, "argument", "", problems)), problems)
 
 
 def _from_profile(settings: list[Setting], problems: list[str], notices: list[str]) -> list[Setting]:

@@ -180,9 +180,7 @@ def with_sizes(
         )
     if host is None:
         return ready
-    return structs.replace(
-        ready, num_host_pages=host.num_pages, host_page_bytes=host.page_bytes, host_part_bytes=host.part_bytes
-    )
+    return structs.replace(ready, num_host_pages=host.num_pages, host_part_bytes=host.part_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,18 +206,16 @@ class Answer:
         self._submit(self._take())
         try:
             if cycle is not None:
-                unsent = await self._answer_cycle(cycle, scope, receive, send)
+                unsent = await self._answer_cycle(cycle, send)
             else:
-                unsent = await self._answer_watching(scope, receive, send)
+                unsent = await self._answer_watching(receive, send)
         finally:
             self.stream.close()
             self.exchange.abort()
         if unsent is not None:
             raise renamed(unsent, self.names)
 
-    async def _answer_cycle(
-        self, cycle: RequestCycle, scope: Scope, receive: Receive, send: Send
-    ) -> RequestError | None:
+    async def _answer_cycle(self, cycle: RequestCycle, send: Send) -> RequestError | None:
         """Answers on a connection of our own, which reports when the client leaves. Returns what went wrong
         before anything was sent."""
         cycle.on_disconnect = self.exchange.leave
@@ -227,7 +225,7 @@ class Answer:
             return await self._send_stream(cycle.connection, send)
         return await self._send_whole(send)
 
-    async def _answer_watching(self, scope: Scope, receive: Receive, send: Send) -> RequestError | None:
+    async def _answer_watching(self, receive: Receive, send: Send) -> RequestError | None:
         """Answers through any ASGI server. Returns what went wrong before anything was sent."""
         unsent: RequestError | None = None
         async with anyio.create_task_group() as tasks:
