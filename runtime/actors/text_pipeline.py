@@ -89,6 +89,7 @@ class TextPipeline:
             else MediaPrompts(
                 processor,
                 self._loader,
+                text.vocabulary,
                 pools=model.dual is not None,
                 kept_bytes=min(MAX_BYTES, self._loader.spare_bytes),
             )

@@ -51,7 +51,17 @@ def opened(folder: Path) -> Iterator[tuple[MediaProcessor, Preparer]]:
 
 def same(one: Prepared, other: Prepared) -> bool:
     arrays = [(one.values, other.values), (one.positions, other.positions)]
-    fields = ("kind", "digest", "token_ids", "grid", "token_grids", "frame_step", "replaced", "joined")
+    fields = (
+        "kind",
+        "digest",
+        "token_ids",
+        "grid",
+        "token_grids",
+        "frame_step",
+        "replaced",
+        "around",
+        "joined",
+    )
     return (
         all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in arrays)
         and all(getattr(one, name) == getattr(other, name) for name in fields)
@@ -132,6 +142,7 @@ def test_all_fields_come_through(size: int) -> None:
         token_grids=(TokenGrid(0, 1, 5, 6, back=2),),
         frame_step=1.5,
         replaced=(3, 4),
+        around=("before", "behind"),
         joined={(1, 2): 9},
         parts=(part,),
         inner=(part, part),
