@@ -6,9 +6,9 @@ encoding is cached, and gaps between the tokens of text streams while images are
     python -m bench.media prepare   # a small picture in the preparation process, and in a thread
     python -m bench.media streams   # the same files with the null device: loop and decoders alone
 
-`streams` measures in turns: nothing beside the streams, images of 3840 x 2160 as JPEG in requests, which a
-process of low priority sends one after the other, and as a control a process of the decoders' priority (nice
-10) that keeps one core busy, which is more than the decoders do.
+`streams` measures in turns: nothing beside the streams; images of 3840 x 2160 as JPEG in requests, which a
+process of low priority sends one after the other; and as a control the same images for another server, which
+shares the cores with the streams and nothing else.
 """
 
 import argparse
@@ -161,9 +161,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             write_model(Path(name))
             options = ("--model-path", name, "--device", "null", "--served-model-name", "x")
-            with server(*options, "--null-step-s", str(STEP_S), "--log-level", "error") as (port, pid, _):
-                assert get(port, "/health")[0] == 200
-                results = streams(port, pid, args.turns, args.seconds)
+            options += ("--null-step-s", str(STEP_S), "--log-level", "error")
+            with server(*options) as (port, pid, _), server(*options) as (other_port, _, _):
+                assert get(port, "/health")[0] == get(other_port, "/health")[0] == 200
+                results = streams(port, pid, other_port, args.turns, args.seconds)
     print(json.dumps(results, indent=2))
     record(f"media_{args.what}", results)
 

@@ -1,6 +1,7 @@
 """Answers to failed requests: {"error": {message, type, param, code}} with the error's status, and the forms
 of Anthropic and Ollama on their routes."""
 
+import codecs
 import gc
 import re
 from collections.abc import Collection, Mapping
@@ -41,6 +42,11 @@ _DEPTH = "the JSON is nested too deeply"
 # msgspec ends its messages with the path: " - at `$.messages[0].role`" or " - at `key` in `$.logit_bias`"
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _VALUE = re.compile(r"Invalid (?:enum )?value (?P<value>.*)", re.DOTALL)
+# an escape of half a surrogate pair, which is what is left where a client cut a text within a character
+_HALF_PAIR = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 _FIELD = re.compile(r"(?P<kind>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 
 
@@ -220,11 +226,20 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except msgspec.ValidationError as error:
         raise invalid(error, decoder.type) from None
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from None
+        raise InvalidRequest(f"the body is not JSON: {_fault(body, error)}") from None
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not UTF-8") from None
     except RecursionError:
         raise InvalidRequest(_DEPTH) from None
+
+
+def _fault(body: bytes, error: msgspec.DecodeError) -> str:
+    """What is wrong with the body, also where msgspec calls it truncated or an invalid character."""
+    if body.startswith(codecs.BOM_UTF8):
+        return "it begins with a byte order mark; send it without"
+    if half := _HALF_PAIR.search(body):
+        return f"{half[0].decode()} is half a surrogate pair (byte {half.start()}); send the whole character"
+    return str(error)
 
 
 def _decode_large(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

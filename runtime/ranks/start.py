@@ -102,6 +102,8 @@ def start_torch_rank(
     progress("pages", 0, 0)
     sizes, kv, states = allocate_pages(device, model, start, config, dtypes, num_bytes, draft)
     draft_kv = allocate_draft_kv(device, draft, start, sizes[0], dtypes)
+    if device.take_pages is not None:
+        device.take_pages(kv + draft_kv)
     slots = open_slots(rank, device, start, config, len(sizes), cross)
     host = open_host_tier(rank, start, device, kv + draft_kv, sizes, states)
     copies = None if host is None else device.memory.open_page_copier(kv + draft_kv, host, start.page_size)
@@ -180,9 +182,7 @@ def with_sizes(
         )
     if host is None:
         return ready
-    return structs.replace(
-        ready, num_host_pages=host.num_pages, host_page_bytes=host.page_bytes, host_part_bytes=host.part_bytes
-    )
+    return structs.replace(ready, num_host_pages=host.num_pages, host_part_bytes=host.part_bytes)
 
 
 @dataclass(frozen=True, slots=True)

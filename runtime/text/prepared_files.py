@@ -76,10 +76,10 @@ def keys_of(sources: Sequence[MediaSource], realm: str) -> list[bytes]:
         for at in range(0, len(text), PART_CHARS):
             key.update(text[at : at + PART_CHARS].encode("utf-8", "surrogatepass"))
             give_way()
-        for at in range(0, 0 if one.encoded is None else len(one.encoded), PART_CHARS):
-            assert one.encoded is not None
-            key.update(one.encoded[at : at + PART_CHARS])
-            give_way()
+        if (encoded := one.encoded) is not None:
+            for at in range(encoded.begin, encoded.end, PART_CHARS):
+                key.update(encoded.memory.read(at, min(at + PART_CHARS, encoded.end)))
+                give_way()
         keys.append(key.digest())
         indices[one.kind] += 1
     return keys

@@ -73,6 +73,7 @@ def test_words(words: str, name: str, expected: Any, source: str | None) -> None
         ("--enable-double-sparsity", "cuda devices"),
         ("--api-key good s3cret=é", "--api-key is empty, or has"),
         ("--admin-api-key=", "--admin-api-key is empty"),
+        ("--served-model-name=", "--served-model-name is empty"),
     ],
 )
 def test_problems(words: str, problem: str) -> None:
@@ -118,13 +119,23 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("prt: 1\n", "prt is no option of this runtime; did you mean port? in server.yaml"),
+        ("prt: 1\n", "prt in server.yaml is no option of this runtime; did you mean port?"),
         ("port: [1\n", "is not YAML"),
         ("- port\n", "must be a mapping"),
-        ("port: x\n", "port x is not possible"),
+        ("port: x\n", "port in server.yaml x is not possible"),
+        ("port: 1\nhost: x\nport: 2\n", "port is in server.yaml more than once"),
+        ("model: a\nmodel-path: b\n", "model and model-path in server.yaml are one option"),
+        (
+            "served-model-name: 123\n",
+            "123 is not possible; expected str; a text like that is written in quotes",
+        ),
+        ("served-model-name: no\n", "written in quotes"),
+        ("api-key: [0123]\n", "written in quotes"),
+        ("port: true\n", "port in server.yaml True is not possible; expected int >=0 <=65535"),
         ("port:\n", "port in server.yaml has no value"),
-        ("config: other.yaml\n", "config is no option"),
-        ("1: 2\n", "1 is no option"),
+        ("config: other.yaml\n", "it is an option of the command line alone"),
+        ("1: 2\n", "1 in server.yaml is no option"),
+        ("[a]: 2\n", "is not YAML"),
         ("port: 2024-13-01\n", "is not YAML"),
         ("port: " + "[" * 3000, "is not YAML"),
     ],

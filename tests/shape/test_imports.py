@@ -31,7 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "regular_file",
         "shutdown",
     ),
-    ("models/config", "parsing", "storage"),
+    ("memory_file", "models/config", "parsing", "storage"),
     ("hub", "messages"),
     ("cache", "devices", "media", "service", "text"),
     ("grammar", "scheduling"),

@@ -133,6 +133,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     try:
         from runtime.devices.cuda.attention_backends import open_hybrid_backend
         from runtime.devices.cuda.compile_ahead import open_compiler
+        from runtime.devices.cuda.cudnn_pages import GraphSizes
         from runtime.devices.cuda.flashinfer_states import open_state_steps
         from runtime.devices.cuda.fused import CudaFusedOps
         from runtime.devices.cuda.kernels.launch import gpu_of
@@ -149,7 +150,8 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ranks, links = open_ranks(start, rank, torch_device, options)
     gpu = replace(gpu_of(torch_device), starts_early=options.starts_early)
     backends = options.prefill_attention_backend, options.decode_attention_backend
-    attention_backend = open_hybrid_backend(*backends, dtype, gpu, torch.cuda.get_device_capability())
+    sizes = GraphSizes(start.max_slots, start.max_step_tokens, start.max_len)
+    attention_backend = open_hybrid_backend(*backends, dtype, gpu, torch.cuda.get_device_capability(), sizes)
     fusion = options.kernel_fusion
     counters = SplitCounters.of(fusion, gpu, torch_device, lists=options.lists_work)
     ops = CudaOps(
@@ -176,6 +178,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         streams=torch.cuda,
         partitions=open_partitions(start.multiplexing, torch_device),
         side_stream=SideStream(torch.cuda) if fusion == "all" else None,
+        take_pages=None if attention_backend is None else attention_backend.take_pages,
         compiler=open_compiler(options, torch_device, start.ranks_on_machine),
         expert_places=start.expert_places,
         attention=open_attention_ranks(ranks, start),

@@ -38,8 +38,10 @@ OWN_LABELS = frozenset(
 )
 
 
-def served_name_has_no_colon(options: Values) -> str | None:
-    """The served model name has no colon: requests name an adapter as MODEL:ADAPTER."""
+def served_name_is_possible(options: Values) -> str | None:
+    """The served model name is a word without a colon: requests name an adapter as MODEL:ADAPTER."""
+    if not options["served_model_name"].strip():
+        return "--served-model-name is empty; give the name that clients use, or leave it out"
     if ":" in options["served_model_name"]:
         return (
             f"--served-model-name {options['served_model_name']} holds a colon, which stands between model "
@@ -193,7 +195,7 @@ def bounded_steps_have_chunks(options: Values) -> str | None:
 
 OPTION_RULES: tuple[OptionRule, ...] = (
     bounded_steps_have_chunks,
-    served_name_has_no_colon,
+    served_name_is_possible,
     keys_fit_a_header,
     root_path_is_a_path,
     grpc_serves_no_http,

@@ -28,6 +28,7 @@ from runtime.http.streaming.answer_reader import events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import typed_events
 from runtime.json_value import Fields
+from runtime.messages.media import EncodedText
 from runtime.messages.requests import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import Service
 
@@ -82,7 +83,7 @@ class PreparedResponse:
         self.chat = chat_body(self.body, [*self.context, *self.input])
         self.chat.lora_path = adapter
         self.response = response_object(self.body, response_model(service.card, self.body.model))
-        self.texts: Mapping[str, memoryview] = {}  # what marks in the input stand for (http/cut_body.py)
+        self.texts: Mapping[str, EncodedText] = {}  # what marks in the input stand for (http/cut_body.py)
 
     @property
     def is_stored(self) -> bool:
@@ -188,7 +189,7 @@ def response_object(body: ResponseBody, model: str) -> Payload:
     }
 
 
-Store = Callable[[StoredResponse, Mapping[str, memoryview]], None]
+Store = Callable[[StoredResponse, Mapping[str, EncodedText]], None]
 """Takes a complete response, and what marks in it stand for."""
 
 

@@ -23,13 +23,14 @@ from runtime.http.cut_body import with_texts
 from runtime.http.openai.responses.table import OPEN, ResponseTable, Row, StoredResponse
 from runtime.http.openai.stored.disk import Disk, storage_error
 from runtime.http.openai.stored.quota import Kept
+from runtime.messages.media import EncodedText
 from runtime.messages.tenants import Tenant
 
 MAX_RESPONSES = 10_000
 MAX_BYTES = 256 * 2**20
 MAX_ROWS = 100  # are written at once
 RETRY_S = 5.0  # before the disk is tried again
-NO_TEXTS: Mapping[str, memoryview] = {}
+NO_TEXTS: Mapping[str, EncodedText] = {}
 LAST_WRITE_S = 2.0  # to write what is in memory when the server stops
 
 
@@ -74,7 +75,7 @@ class ResponseStore:
         if self._fault is not None:
             raise type(self._fault)(self._fault.message)
 
-    def put(self, record: StoredResponse, texts: Mapping[str, memoryview] = NO_TEXTS) -> None:
+    def put(self, record: StoredResponse, texts: Mapping[str, EncodedText] = NO_TEXTS) -> None:
         """Stores a response, or its new state. It is on the disk soon. `texts`: what marks in it stand for
         (http/cut_body.py)."""
         row = _row(record, texts)
@@ -187,7 +188,7 @@ class ResponseStore:
         self._news.set()  # `run` tries again
 
 
-def _row(record: StoredResponse, texts: Mapping[str, memoryview] = NO_TEXTS) -> Row:
+def _row(record: StoredResponse, texts: Mapping[str, EncodedText] = NO_TEXTS) -> Row:
     data = with_texts(msgspec.json.encode(record), texts)
     return Row(record.id, record.owner, record.response["status"] not in OPEN, data)
 
