@@ -3,6 +3,7 @@ encoding is cached, and gaps between the tokens of text streams while images are
 
     python -m bench.media encode    # a vision tower of Qwen2.5-VL's width on the CPU, random weights
     python -m bench.media cached    # a tiny Qwen2-VL on the CPU
+    python -m bench.media prepare   # a small picture in the preparation process, and in a thread
     python -m bench.media streams   # the same files with the null device: loop and decoders alone
 
 `streams` measures in turns: nothing beside the streams; images of 3840 x 2160 as JPEG in requests, which a
@@ -23,6 +24,7 @@ import torch
 import uvloop
 
 import runtime
+from bench.media_preparation import preparation
 from bench.media_streams import picture, streams
 from bench.record import record
 from bench.serve import get, server
@@ -139,7 +141,7 @@ async def cached(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("encode", "cached", "streams"))
+    parser.add_argument("what", choices=("encode", "cached", "prepare", "streams"))
     parser.add_argument("--sides", type=int, nargs="+", default=[8, 16, 32], help="patches")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
@@ -151,6 +153,10 @@ def main() -> None:
         results = encode(args)
     elif args.what == "cached":
         results = uvloop.run(cached(args))
+    elif args.what == "prepare":
+        with tempfile.TemporaryDirectory() as name:
+            write_model(Path(name))
+            results = preparation(Path(name), args.requests)
     else:
         with tempfile.TemporaryDirectory() as name:
             write_model(Path(name))
