@@ -26,7 +26,7 @@ from runtime.messages.lora import AdapterSetup
 from runtime.messages.ranks import StartRank, StepOverlap
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
-from runtime.models.config.media_config import sees_whole_images
+from runtime.models.config.media_config import num_kept_rows, sees_whole_images
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.models.config.patch_image_config import pixel_ranges
 from runtime.models.config.whisper_config import WhisperEncoder
@@ -292,7 +292,7 @@ def scheduler_config(
         eos_ids=model.eos_ids,
         pools=model.pooling is not None,
         diffusion=diffusion(plan, model),
-        max_encoded_rows=None if model.media is None else model.media.num_kept,
+        max_encoded_rows=None if model.media is None else num_kept_rows(model.media),
         keeps_images_whole=sees_whole_images(model.media),
         lora_slots=lora_slots(plan),
         cache=CacheConfig(
