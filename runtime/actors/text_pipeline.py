@@ -159,8 +159,8 @@ class TextPipeline:
         return ids
 
     async def prepare(self, media: Media, tenant: str) -> Prepared:
-        """A file as the encoder takes it: as it was prepared for a request of this tenant, where that is kept.
-        Raises RequestError."""
+        """A file as the encoder takes it: as it was prepared for a request of this tenant, where that is
+        kept. Raises RequestError."""
         assert self.media is not None, "a file that was loaded"
         source = MediaSource(kind=media.kind, param=media.param, decoded=media)
         keys = keys_of([source], realm_of(tenant if self._isolates_tenants else ""))

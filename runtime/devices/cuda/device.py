@@ -148,7 +148,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         from runtime.devices.cuda.flashinfer_states import open_state_steps
         from runtime.devices.cuda.fused import CudaFusedOps
         from runtime.devices.cuda.kernels.launch import gpu_of
-        from runtime.devices.cuda.lora import CudaLoraOps
+        from runtime.devices.cuda.lora import open_lora_ops
         from runtime.devices.cuda.mla_prolog import CudaPrologs
         from runtime.devices.cuda.moe import CudaExperts, route_counter
         from runtime.devices.cuda.ops import CudaOps, SplitCounters
@@ -169,7 +169,6 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     )
     counter = route_counter(torch_device, are_all_here=has_all_experts(start), fusion=fusion)
     experts = CudaExperts(gpu, fusion, counter=counter)
-    lora = start.adapters
     return Device(
         FACTS,
         torch_device,
@@ -181,7 +180,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         ep_size=start.ep_size,
         all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         tower_attention=open_towers(options.tower_attention, gpu),
-        lora_ops=None if lora is None else CudaLoraOps(gpu, torch_device, lora.num_lora_slots),
+        lora_ops=open_lora_ops(start.adapters, gpu, torch_device),
         fused=CudaFusedOps(ops, open_norm_sums(ranks, torch_device, options)),
         state_steps=open_state_steps(start.recurrent_backend),
         mla_prologs=None if fusion == "off" else CudaPrologs(),
