@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import Scope
 
 from runtime.errors import InternalFault, InvalidRequest, NotFound, RequestError, TooLong
@@ -175,6 +175,8 @@ def nearest_path(path: str, known: Collection[str]) -> str | None:
 
 def _hint(request: Request, path: str) -> str:
     routes = request.app.routes if "app" in request.scope else ()
+    if any(isinstance(one, WebSocketRoute) and one.path == path for one in routes):
+        return " for requests; open it as a WebSocket"
     known = [one.path for one in routes if isinstance(one, Route) and "{" not in one.path and one.path != "/"]
     near = nearest_path(path, known)
     return f"; did you mean {near}?" if near else ""
