@@ -69,8 +69,7 @@ class TextPipeline:
     ) -> None:
         """`requests` brings requests, `step_tokens` messages of all schedulers; `send` takes a message for
         the scheduler that has the request; `prepare_grammar` has the ranks compile a grammar (None: load
-        what compiles any); `progress` is notified of
-        each request."""
+        what compiles any); `progress` is notified of each request."""
         setup = grammar_setup(plan, model)
         self._grammars = None if setup is None else Grammars(setup, plan.api.grammar_timeout, prepare_grammar)
         self._weight_version, self._isolates_tenants = weight_version, plan.memory.isolate_tenants
@@ -159,8 +158,8 @@ class TextPipeline:
         return ids
 
     async def prepare(self, media: Media, tenant: str) -> Prepared:
-        """A file as the encoder takes it: as it was prepared for a request of this tenant, where that is kept.
-        Raises RequestError."""
+        """A file as the encoder takes it: as it was prepared for a request of this tenant, where that is
+        kept. Raises RequestError."""
         assert self.media is not None, "a file that was loaded"
         source = MediaSource(kind=media.kind, param=media.param, decoded=media)
         keys = keys_of([source], realm_of(tenant if self._isolates_tenants else ""))
