@@ -69,8 +69,7 @@ class TextPipeline:
     ) -> None:
         """`requests` brings requests, `step_tokens` messages of all schedulers; `send` takes a message for
         the scheduler that has the request; `prepare_grammar` has the ranks compile a grammar (None: load
-        what compiles any); `progress` is notified of
-        each request."""
+        what compiles any); `progress` is notified of each request."""
         setup = grammar_setup(plan, model)
         self._grammars = None if setup is None else Grammars(setup, plan.api.grammar_timeout, prepare_grammar)
         self._weight_version, self._isolates_tenants = weight_version, plan.memory.isolate_tenants
