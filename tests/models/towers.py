@@ -1,5 +1,7 @@
 """Tiny encoders of images and sounds, one of each kind, and what they are given."""
 
+from typing import Any
+
 from runtime.models.config.audio_config import QwenAudioEncoder
 from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.deepseek_hybrid_config import DeepSeekHybridEncoder
@@ -20,9 +22,9 @@ from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.siglip_config import SiglipEncoder
 from runtime.models.config.whisper_config import WhisperEncoder
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 2}
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 2}
 CLIP = ClipTower(**SIZES, image_size=28, patch_size=7, eps=1e-5, activation="quick_gelu")
-WINDOWS = {"is_gated": True, "window_patches": 4, "full_layers": (1,), "activation": "silu"}
+WINDOWS: dict[str, Any] = {"is_gated": True, "window_patches": 4, "full_layers": (1,), "activation": "silu"}
 Tower = tuple[MediaConfig, tuple[int, ...], tuple[int, int, int]]
 # a configuration, and the shape and the grid of one of its files
 TOWERS: dict[str, Tower] = {
@@ -151,7 +153,7 @@ TOWERS: dict[str, Tower] = {
     ),
 }
 
-VISION = {
+VISION: dict[str, Any] = {
     **SIZES,
     "placeholder_id": 0,
     "video_placeholder_id": 1,
@@ -173,8 +175,8 @@ SAM = SamTower(
     has_positions=True,
     has_relative_positions=True,
 )
-SOUNDS = {**SIZES, "num_mels": 16, "activation": "gelu", "text_size": 64, "part_frames": 20}
-DUAL = {"placeholder_id": 0, "tower": CLIP, "output_size": 32}
+SOUNDS: dict[str, Any] = {**SIZES, "num_mels": 16, "activation": "gelu", "text_size": 64, "part_frames": 20}
+DUAL: dict[str, Any] = {"placeholder_id": 0, "tower": CLIP, "output_size": 32}
 OMNI_25 = OmniEncoder(
     vision=QwenVlEncoder(**VISION, **WINDOWS),
     audio=OmniAudio(**SOUNDS),
