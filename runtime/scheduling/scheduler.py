@@ -221,16 +221,7 @@ class Scheduler:
         ended"""
         flight = self.flights.popleft()
         assert flight.step == result.step, f"result of step {result.step} where {flight.step} was due"
-        if flight.work is not None and self.planner.chunking is not None:
-            self.planner.chunking.learn(flight.work, result.compute_s)
-        if flight.num_drafts is not None:
-            self.planner.drafts.learn(len(flight.computed), flight.num_drafts, result.compute_s)
-        else:
-            self.planner.drafts.passed(result.compute_s)
-        if flight.encoded:
-            charge(flight.encoded, result.encode_s)
-            if (encodings := self.planner.encodings) is not None:
-                encodings.learn(sum([rows for _, rows in flight.encoded]), result.encode_s)
+        _learn(self.planner, flight, result)
         self.last_step = flight.step
         if self.cache.host.is_on:
             self.cache.host.confirm(flight.step)
@@ -255,10 +246,7 @@ class Scheduler:
             self.results.take_verified(flight, result, step)
         else:
             self.results.take(flight, result, step)
-        for drafted, accepted in step.verified.values():
-            self.totals.verified_rows += 1
-            self.totals.drafted_tokens += drafted
-            self.totals.accepted_drafts += accepted
+        self.totals.add_verified(step.verified.values())
         if self.recovery.marks:
             self.recovery.advance(flight.sampled)
         self.generated_tokens += len(step.token_ids) + sum(map(len, step.more.values()))
@@ -355,3 +343,17 @@ class Scheduler:
         ended.append(
             Ended(sequence.id, reason, matched, max(sequence.first_cached_len, 0), sequence.first_sources)
         )
+
+
+def _learn(planner: Planner, flight: Flight, result: StepResult) -> None:
+    """The step's seconds tell what later ones will take: chunks, drafts and encodings."""
+    if flight.work is not None and planner.chunking is not None:
+        planner.chunking.learn(flight.work, result.compute_s)
+    if flight.num_drafts is not None:
+        planner.drafts.learn(len(flight.computed), flight.num_drafts, result.compute_s)
+    else:
+        planner.drafts.passed(result.compute_s)
+    if flight.encoded:
+        charge(flight.encoded, result.encode_s)
+        if planner.encodings is not None:
+            planner.encodings.learn(sum([rows for _, rows in flight.encoded]), result.encode_s)
