@@ -219,16 +219,7 @@ class Scheduler:
         ended"""
         flight = self.flights.popleft()
         assert flight.step == result.step, f"result of step {result.step} where {flight.step} was due"
-        if flight.work is not None and self.planner.chunking is not None and not flight.encoded:
-            self.planner.chunking.learn(flight.work, result.compute_s)
-        if flight.num_drafts is not None and not flight.encoded:
-            self.planner.drafts.learn(len(flight.computed), flight.num_drafts, result.compute_s)
-        else:
-            self.planner.drafts.passed(result.compute_s)
-        if flight.encoded:
-            charge(flight.encoded, result.encode_s)
-            if (encodings := self.planner.encodings) is not None:
-                encodings.costs.learn(flight.encoded, result.encode_s)
+        _learn(self.planner, flight, result)
         self.last_step = flight.step
         if self.cache.host.is_on:
             self.cache.host.confirm(flight.step)
@@ -253,10 +244,7 @@ class Scheduler:
             self.results.take_verified(flight, result, step)
         else:
             self.results.take(flight, result, step)
-        for drafted, accepted in step.verified.values():
-            self.totals.verified_rows += 1
-            self.totals.drafted_tokens += drafted
-            self.totals.accepted_drafts += accepted
+        self.totals.add_verified(step.verified.values())
         if self.recovery.marks:
             self.recovery.advance(flight.sampled)
         self.generated_tokens += len(step.token_ids) + sum(map(len, step.more.values()))
@@ -361,3 +349,17 @@ def encode_for_step(scheduler: Scheduler, plan: StepPlan | None) -> Encode | Non
     if encodings is None or scheduler.is_suspended:
         return None
     return encodings.take_dropped() if plan is None else encodings.take_command()
+
+
+def _learn(planner: Planner, flight: Flight, result: StepResult) -> None:
+    """The step's seconds tell what later ones will take: chunks, drafts and encodings."""
+    if flight.work is not None and planner.chunking is not None and not flight.encoded:
+        planner.chunking.learn(flight.work, result.compute_s)
+    if flight.num_drafts is not None and not flight.encoded:
+        planner.drafts.learn(len(flight.computed), flight.num_drafts, result.compute_s)
+    else:
+        planner.drafts.passed(result.compute_s)
+    if flight.encoded:
+        charge(flight.encoded, result.encode_s)
+        if planner.encodings is not None:
+            planner.encodings.costs.learn(flight.encoded, result.encode_s)
