@@ -1,6 +1,6 @@
-"""Towers of images and sounds on a GPU, with torch's attention and with our own (`--mm-attention-backend sdpa`
-and `triton_attn`): milliseconds of an encoding of one file, its products' share of the bf16 peak, and how far
-results are apart.
+"""Towers of images and sounds on a GPU, with torch's attention and with our own (`--mm-attention-backend`
+sdpa and triton_attn): milliseconds of an encoding of one file, its products' share of the bf16 peak, and how
+far results are apart.
 
     python -m bench.gpu_towers          # on a GPU; half a minute, to gpu.jsonl
     python -m bench.gpu_towers --dry    # every line, tiny, in Triton's interpreter
@@ -54,7 +54,7 @@ AUDIO = QwenAudioEncoder(
     activation="gelu",
     output_size=3584,
 )
-SIDES = (32, 78)  # rows and columns of patches of an image: 448 and 1,092 pixels
+SIDES: tuple[int, ...] = (32, 78)  # rows and columns of patches of an image: 448 and 1,092 pixels
 TINY: dict[str, Any] = {"hidden_size": 160, "intermediate_size": 64, "num_layers": 2, "num_heads": 2}
 
 
@@ -89,7 +89,10 @@ def measure(
     dtype = torch.float32 if bench.is_dry else torch.bfloat16
     encoders = {name: open_encoder(device, dtype, config) for name, device in devices.items()}
     torch.manual_seed(0)
-    first, *others = ([one for _, one in named_weights(x)] for x in encoders.values())  # type: ignore[arg-type]
+    first, *others = (
+        [weight for _, weight in named_weights(one)]  # type: ignore[arg-type]
+        for one in encoders.values()
+    )
     for weight, *rest in zip(first, *others, strict=True):
         weight.tensor.normal_(0, 0.02)
         for other in rest:

@@ -161,7 +161,10 @@ def media_of(name: str) -> list[MediaValues]:
 def give_weights(encoders: Sequence[MediaEncoder]) -> None:
     """The same random weights for each."""
     torch.manual_seed(0)
-    first, *others = ([weight for _, weight in named_weights(one)] for one in encoders)  # type: ignore[arg-type]
+    first, *others = (
+        [weight for _, weight in named_weights(one)]  # type: ignore[arg-type]
+        for one in encoders
+    )
     for weight, *rest in zip(first, *others, strict=True):
         weight.tensor.normal_(0, 0.2)
         for other in rest:

@@ -105,8 +105,8 @@ def test_latent_roles_compile(cache: Path) -> None:
 
 @pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
 def test_attention_of_towers_compiles(cache: Path) -> None:
-    """Large tiles by groups of warps; none spills, and heads of 72 numbers are read by 16 bytes as those of 80
-    are."""
+    """Large tiles by groups of warps; none spills, and heads of 72 numbers are read by 16 bytes, as those of
+    80 are."""
     made = compiled(["towers"], cache)
     assert len(made) == 7 and not [one for one in made if one["stack_bytes"]], made
     large = [one for one in made if one["constants"]["M"] == "128"]
