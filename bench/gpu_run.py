@@ -6,7 +6,8 @@ bench/results). So no section costs another one's results, and what was cut off 
     python -m bench.gpu_run B               # figures that no card has shown yet (docs/cuda.md)
     python -m bench.gpu_run C               # others: steps of whole models, idle time, products, experts
     python -m bench.gpu_run D               # torch.compile
-    python -m bench.gpu_run A B C D --dry   # every line of the benches, tiny, without a GPU
+    python -m bench.gpu_run E               # two GPUs: norms that sum over ranks
+    python -m bench.gpu_run A B C D E --dry # every line of the benches, tiny, without a GPU
 
 What launches many kernels compiles them first, as many at a time as there are cores: ranks at their start,
 forms of attention by themselves, and those of other benches in a section that measures nothing.
@@ -95,6 +96,7 @@ def parts() -> dict[str, list[Section]]:
             Section("kernels", ("bench.gpu",), 20, 50),
         ],
         "D": [Section("torch.compile", ("bench.gpu_compiled",), 60, 540)],
+        "E": [Section("norms that sum", ("bench.gpu_norm_sums",), 30, 300)],
     }
 
 
@@ -155,7 +157,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="+", choices=list(parts()), metavar="PART", help="A, B, C or D")
+    parser.add_argument("parts", nargs="+", choices=list(parts()), metavar="PART", help="A to E")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--seconds", type=float, default=PART_S, help="time for each part")
     args = parser.parse_args()

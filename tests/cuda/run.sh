@@ -1,5 +1,5 @@
 #!/bin/bash
-# What a GPU can check and measure, in parts of at most nine minutes (bench/gpu_run.py says what is in A to D), from the root of the
+# What a GPU can check and measure, in parts of at most nine minutes (bench/gpu_run.py says what is in A to E), from the root of the
 # repository:
 #     bash tests/cuda/run.sh A
 #     bash tests/cuda/run.sh B      # the first call of a session that has minutes alone: figures that no card has shown yet
