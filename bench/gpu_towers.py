@@ -54,7 +54,7 @@ AUDIO = QwenAudioEncoder(
     activation="gelu",
     output_size=3584,
 )
-SIDES = (32, 78)  # rows and columns of patches of an image: 448 and 1,092 pixels
+SIDES: tuple[int, ...] = (32, 78)  # rows and columns of patches of an image: 448 and 1,092 pixels
 TINY: dict[str, Any] = {"hidden_size": 160, "intermediate_size": 64, "num_layers": 2, "num_heads": 2}
 
 

@@ -149,14 +149,13 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         from runtime.devices.cuda.fused import CudaFusedOps
         from runtime.devices.cuda.kernels.launch import gpu_of
         from runtime.devices.cuda.lora import open_lora_ops
+        from runtime.devices.cuda.memory import CudaMemory
         from runtime.devices.cuda.mla_prolog import CudaPrologs
         from runtime.devices.cuda.moe import CudaExperts, route_counter
         from runtime.devices.cuda.ops import CudaOps, SplitCounters
         from runtime.devices.cuda.towers import open_towers
     except ModuleNotFoundError as error:
         raise StartError(f"--device cuda needs {error.name}, which is not installed; {INSTALL}") from error
-    from runtime.devices.cuda.memory import CudaMemory
-
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
     ranks, links = open_ranks(start, rank, torch_device, options)
