@@ -41,6 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("diffusion_settings", "host_settings", "metrics", "nodes", "pdmux_settings", "weight_settings"),
     ("transfer",),
     ("media_settings", "preparation", "settings"),
+    ("model_card",),
     ("actors",),
     ("http",),
     ("admin", "routing", "rpc"),
