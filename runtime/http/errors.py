@@ -17,6 +17,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Scope
 
 from runtime.errors import InternalFault, InvalidRequest, NotFound, RequestError, TooLong
+from runtime.http.absent_routes import instead
 from runtime.http.body import discard_body
 from runtime.http.json_weight import UNWEIGHED_BYTES
 from runtime.http.permitted_values import permitted_values
@@ -144,7 +145,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         await discard_body(request.receive)
     message, code = {
         404: (f"there is no route {path}{_hint(request, path)}", "not_found"),
-        405: (f"{path} does not take {request.method}", "method_not_allowed"),
+        405: (f"{path} does not take {request.method}{_remedy(path)}", "method_not_allowed"),
         408: (error.detail, "request_timeout"),
     }.get(error.status_code, (error.detail, "bad_request"))
     body = _body(form_of(request.scope), error.status_code, message, "invalid_request_error", None, code)
@@ -173,7 +174,13 @@ def nearest_path(path: str, known: Collection[str]) -> str | None:
     return next(inside, next(iter(get_close_matches(wanted, known, n=1, cutoff=0.85)), None))
 
 
+def _remedy(path: str) -> str:
+    return f"; {remedy}" if (remedy := instead(path)) else ""
+
+
 def _hint(request: Request, path: str) -> str:
+    if remedy := _remedy(path):
+        return remedy
     routes = request.app.routes if "app" in request.scope else ()
     if any(isinstance(one, WebSocketRoute) and one.path == path for one in routes):
         return " for requests; open it as a WebSocket"

@@ -49,6 +49,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("transfer",),
     ("media_settings", "preparation", "settings"),
+    ("model_card",),
     ("actors",),
     ("http",),
     ("admin", "routing", "rpc"),

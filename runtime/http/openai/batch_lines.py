@@ -41,8 +41,24 @@ class Answered(Struct, frozen=True):
     custom_id: str
 
 
+class AnswerLine(Struct, frozen=True):
+    """A line of an output file."""
+
+    custom_id: str
+    response: "LineResponse | None" = None
+    error: LineError | None = None  # instead of a response: why the line was not answered
+
+
+class LineResponse(Struct, frozen=True):
+    """The HTTP response to a line."""
+
+    status_code: int
+    body: msgspec.Raw
+
+
 _line = msgspec.json.Decoder(Line)
 _answered = msgspec.json.Decoder(Answered)
+_answer_line = msgspec.json.Decoder(AnswerLine)
 
 
 class BrokenInput(Exception):
@@ -127,6 +143,22 @@ def custom_id(raw: bytes) -> str | None:
         return _answered.decode(raw).custom_id
     except (*NOT_JSON, RecursionError):
         return None
+
+
+def answer_line(raw: bytes) -> AnswerLine | None:
+    """A line of an output file; None for a damaged one."""
+    try:
+        return _answer_line.decode(raw)
+    except (*NOT_JSON, RecursionError):
+        return None
+
+
+def num_cut_off(path: Path) -> int:
+    """Lines of an output file that say that the line of their request was not answered. Raises OSError."""
+    if not is_regular(path):
+        return 0
+    with path.open("rb") as file:
+        return sum(line is not None and line.response is None for line in map(answer_line, file))
 
 
 def checked_line(number: int, raw: bytes) -> Line:
