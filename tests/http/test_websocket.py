@@ -119,7 +119,7 @@ async def test_requests_run_side_by_side_and_end_one_by_one() -> None:
         assert len(service.aborted) == 1
 
 
-async def test_a_request_without_an_upgrade_is_told_what_the_route_takes() -> None:
+async def test_a_request_without_an_upgrade_reads_what_the_route_takes() -> None:
     transport = httpx.ASGITransport(http_app(FakeService()))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         answer = await http.get("/v1/ws")
