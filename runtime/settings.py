@@ -15,6 +15,7 @@ from runtime.cache.kv import CacheConfig
 from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
 from runtime.diffusion_settings import diffusion
+from runtime.encoding_settings import encoding_config
 from runtime.errors import OptionsError
 from runtime.grammar.backend import GrammarError
 from runtime.grammar.token_tree import read_token_tree
@@ -25,7 +26,6 @@ from runtime.messages.lora import AdapterSetup
 from runtime.messages.ranks import StartRank, StepOverlap
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
-from runtime.models.config.media_config import sees_whole_images
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.models.config.patch_image_config import pixel_ranges
 from runtime.models.config.whisper_config import WhisperEncoder
@@ -270,8 +270,7 @@ def scheduler_config(
         eos_ids=model.eos_ids,
         pools=model.pooling is not None,
         diffusion=diffusion(plan, model),
-        max_encoded_rows=None if model.media is None else model.media.num_kept,
-        keeps_images_whole=sees_whole_images(model.media),
+        encodings=encoding_config(model),
         lora_slots=lora_slots(plan),
         cache=CacheConfig(
             shares=not (

@@ -56,7 +56,6 @@ class StoredStates:
     """States of recurrent layers in storage."""
 
     def __init__(self, store: Store, connector: StorageConnector, views: Views) -> None:
-        self.num_fetched = 0  # states that the prefix tree took
         self.store = store
         self.views = views
         self._connector = connector
@@ -76,7 +75,7 @@ class StoredStates:
             count = await to_thread.run_sync(self._load, path, views, limiter=threads)
         finally:
             depth = fetch.first - len(fetch.passed) + count if count else 0
-            self.num_fetched += self._connector.adopt_state(fetch.sequence, depth, reserved)
+            self._connector.adopt_state(fetch.sequence, depth, reserved)
 
     def _load(self, path: list[bytes], views: list[memoryview]) -> int:
         """In a worker thread: reads the last state that is intact. -> the pages before it; 0: there is

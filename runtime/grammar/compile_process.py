@@ -17,8 +17,6 @@ import resource
 import selectors
 import signal
 import socket
-import sys
-import traceback
 from pathlib import Path
 from time import monotonic
 from typing import NoReturn
@@ -26,6 +24,7 @@ from typing import NoReturn
 import msgspec
 from msgspec import Struct
 
+from runtime import log
 from runtime.grammar.backend import GrammarError
 from runtime.grammar.framing import Frames, framed
 from runtime.grammar.open_backend import WithOthers, open_backend
@@ -153,7 +152,7 @@ def _compile(backend: WithOthers, setup: GrammarSetup, request: CompileRequest, 
     except MemoryError:
         result = CompileResult(request.id, "the grammar takes too much memory; make it simpler")
     except Exception:
-        traceback.print_exc(file=sys.stderr)
+        log.write_stack()
         result = CompileResult(
             request.id, "the grammar could not be compiled; the server's log has the details", True
         )

@@ -311,8 +311,7 @@ class RankReady(Struct, frozen=True, kw_only=True, array_like=True, tag="ready")
     num_state_slots: int = 0  # state slots of recurrent layers, padding slot included; 0: there are none
     num_host_states: int = 0  # states in this rank's host memory, place 0 included, which plans never use
     num_host_pages: int = 0  # pages of this rank's host tier, all of them usable
-    host_page_bytes: int = 0
-    # bytes of each part of a host page (devices/host_memory.py); host_page_bytes in all
+    # bytes of each part of a host page (devices/host_memory.py)
     host_part_bytes: tuple[int, ...] = ()
     used_bytes: int = 0  # device memory that the rank has taken, as the device reports it
 

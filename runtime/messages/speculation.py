@@ -30,10 +30,6 @@ class DraftModel(Struct, frozen=True, kw_only=True, array_like=True):
     quantization: str | None = None  # "unquant": none, whatever the target's is
     config_file: str | None = None  # read in place of config.json
     token_map: str | None = None
-    attention_mode: Literal["prefill", "decode"] = "prefill"
-    attention_backend: str = "auto"
-    moe_runner_backend: str = "auto"
-    moe_a2a_backend: str = "auto"
     is_multi_layer: bool = False
 
 

@@ -81,9 +81,9 @@ def refused(help: str, why: str, *, aliases: tuple[str, ...] = ()) -> Meta:
     return _meta("refused", help, aliases=aliases, note=why)
 
 
-def superseded(help: str, by: str, *, aliases: tuple[str, ...] = ()) -> Meta:
+def superseded(help: str, by: str) -> Meta:
     """An option that is accepted without effect. `by` is a whole sentence: what does its job here."""
-    return _meta("superseded", help, aliases=aliases, note=by)
+    return _meta("superseded", help, note=by)
 
 
 def on_device(device: str, help: str, *, aliases: tuple[str, ...] = (), note: str = "") -> Meta:

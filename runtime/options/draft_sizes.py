@@ -37,7 +37,7 @@ def draft_sizes(plan: Plan, target: ModelConfig, item: int) -> DraftSizes:
     speculation = plan.speculation.in_force
     if speculation is None or not speculation.is_own:
         return DraftSizes()
-    draft = read_draft_config(speculation, plan.model.model_path, target)
+    draft = read_draft_config(speculation, target)
     model, ranks = draft.model, _ranks(plan)
     count = sum(_head_count(head, ranks) for head in draft.heads) or weight_count(model, *ranks)
     num_bytes = count * item + float_bytes(model) - _saved(draft, ranks, item)

@@ -212,18 +212,18 @@ def quantization_notice(model: ModelConfig, ranks: Ranks, dtype: str, item: int)
         return None
     held = stored = 0
     names: set[str] = set()
-    for i in range(model.num_layers):
-        for weight in weights_of_layer(model, i, ranks):
-            formats = [model.quantization.format_of(name) for name in weight.names]
-            if model.quantization.is_online and formats[0] is not None:
-                stored += weight.count * item
-                names.add(formats[0].scheme.name)
-            elif (one := formats[0]) is not None and isinstance(one.scheme, Full):
-                stored += _stored_bytes(weight, one)
-                names.add(one.layout.removesuffix("_4") if one.stored is None else one.stored.name)
-            else:
-                continue
-            held += weight.held_bytes(formats, item)
+    for weight in (one for i in range(model.num_layers) for one in weights_of_layer(model, i, ranks)):
+        formats = [model.quantization.format_of(name) for name in weight.names]
+        first = formats[0]
+        if first is None or not (model.quantization.is_online or isinstance(first.scheme, Full)):
+            continue
+        held += weight.held_bytes(formats, item)
+        if model.quantization.is_online:
+            stored += weight.count * item
+            names.add(first.scheme.name)
+        else:
+            stored += _stored_bytes(weight, first)
+            names.add(first.layout.removesuffix("_4") if first.stored is None else first.stored.name)
     if not names:
         return None
     kinds, sizes = ", ".join(sorted(names)), f"{held / 1e9:.2f} GB a rank in place of {stored / 1e9:.2f}"

@@ -102,7 +102,7 @@ def resolve(
     c.expand("kv_cache_dtype", precision.KV_DTYPE_ALIASES)
     c.auto(precision.kv_cache_dtype, c["dtype"])
     _choose_tiers(c)
-    _choose_model(c, model, parsed)
+    _choose_model(c, model)
     c.expand(
         "expert_parallel_size",
         experts.expert_parallel_aliases(c["moe_a2a_backend"], c["tensor_parallel_size"]),
@@ -150,7 +150,7 @@ def resolve(
     return plan
 
 
-def _choose_model(c: Choices, model: ModelFacts, parsed: ParsedOptions) -> None:
+def _choose_model(c: Choices, model: ModelFacts) -> None:
     c.auto(model_options.pooling, model)
     c.auto(model_options.context_length, model)
 

@@ -46,11 +46,9 @@ from runtime.ranks.step_copies import LayerSaves, Reported, begin_copies, begin_
 from runtime.ranks.step_effects import StepEffects
 from runtime.ranks.step_inputs import StepInputs
 from runtime.ranks.step_logits import StepLogits
+from runtime.ranks.step_report import NO_LOGPROBS, NO_TOKENS, StepReport
 from runtime.ranks.transfers import Direct, Streamed, Transfers
 from runtime.ranks.weight_offload import LayerOffload
-
-NO_TOKENS = np.empty(0, np.int32)
-NO_LOGPROBS = (np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
 class ModelRunner:
@@ -278,52 +276,15 @@ class ModelRunner:
         end_copies(self.copies, plan, self.saves, self.transfers, self.device)
         if not self.samples:
             return Unreported()
-        tensors = [sampled.tokens.int()]  # a copy: the next step may write to `tokens`
-        if sampled.has_nan is not None:
-            tensors.append(sampled.has_nan)
-        accepted = [x for x in (sampled.num_accepted, sampled.path) if x is not None]
-        tensors += accepted
-        tensors += shown
-        found = sampled.logprobs
-        for logs in (*(row.logprobs for row in prompt), *(() if found is None else (found,))):
-            tensors += logs.chosen, logs.top_ids, logs.top
+        report = StepReport(plan, sampled, prompt, shown)
         follows, forced = self.slots.follows, self.slots.forced
 
         def finish(arrays: list[np.ndarray]) -> StepResult:
-            is_nan = [] if sampled.has_nan is None else sampled.with_nan(arrays.pop(1))
-            token_ids, rest = arrays[0], arrays[1 + len(accepted) :]
-            states = None if plan.shown is None else rest.pop(0).ravel()
-            experts = None if plan.routed is None else rest.pop(0).ravel()
-            rows = [row.result(*rest[3 * i : 3 * i + 3]) for i, row in enumerate(prompt)]
-            width, values = (-1, list(NO_LOGPROBS)) if found is None else (rest[-2].shape[1], rest[-3:])
-            places, counts = np.arange(len(token_ids)), None
-            if accepted:
-                places, counts = sampled.accepted(*arrays[1 : 1 + len(accepted)])
-                token_ids = token_ids[places]
-                values = values if found is None else [value[places] for value in values]
-            failed = self.took(plan, token_ids, places, counts) if follows else {}
-            failed = failed | dict.fromkeys(is_nan, Failing.NAN)
-            chosen, top_ids, top = (value.ravel() for value in values)
-            ends = places if counts is None else places[counts.cumsum() - 1]
-            return StepResult(
-                plan.step,
-                token_ids,
-                width,
-                chosen,
-                top_ids,
-                top,
-                rows,
-                self.seconds(begin),
-                failed,
-                hidden=states,
-                experts=experts,
-                num_tokens=None if counts is None else counts.astype(np.int32),
-                forced={row: forced[place] for row, place in enumerate(ends.tolist()) if place in forced}
-                if forced
-                else {},
-            )
+            brought = report.read(arrays)
+            failed = self.took(plan, brought.token_ids, brought.places, brought.counts) if follows else {}
+            return brought.result(plan.step, self.seconds(begin), failed, forced)
 
-        launched = Launched(self.transfers.fetch(tensors), finish)
+        launched = Launched(self.transfers.fetch(report.tensors()), finish)
         self.unsettled = launched if follows else None
         return launched
 

@@ -18,7 +18,7 @@ from runtime.layers.fused_ops import penalise
 from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.penalties import LogitsPenalties, Penalises
 from runtime.layers.sampling.processors import Processors
-from runtime.layers.sampling.sampler import Logprobs, clean, host_uniform, uniform
+from runtime.layers.sampling.sampler import Logprobs, clean, host_uniform
 from runtime.layers.sampling.thresholds import EXACT, Thresholds
 from runtime.layers.upload import PackedUpload, int64_tensor, upload, upload_int64
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
@@ -243,11 +243,6 @@ class Slots:
     def params(self) -> SlotParams:
         """How sequences are sampled, on the device."""
         return SlotParams(self.floats, self.ints[0], self.ints[1], self.vocab_size)
-
-    def random_numbers(self, slots: Tensor, lengths: Tensor) -> Tensor:
-        """The numbers by which sequences of `lengths` tokens sample the next one, float64 [N]; `slots` and
-        `lengths` are int64 [N] on the device."""
-        return uniform(self.ints[0].index_select(0, slots), lengths)
 
     def sampling_inputs(
         self, slots: Tensor, numbers: Tensor, largest_k: int, has_top_p: bool

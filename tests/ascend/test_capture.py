@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.layers.fused_ops import fused_ops_of
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint
 
@@ -37,8 +38,9 @@ def test_forward_and_choice(
         runner.slots.update(plan)
         batch = runner.inputs.batch(plan, runner.slots.lengths.starts(plan.slots), None)
         places = torch.tensor([0, 1], device="npu")
-        numbers = runner.slots.random_numbers(places, torch.tensor([5, 202], device="npu"))
-        inputs = runner.slots.sampling_inputs(places, numbers, largest_k=20, has_top_p=True)
+        lengths = torch.tensor([5, 202], device="npu")
+        fused = fused_ops_of(runner.device)
+        inputs = fused.sampling_inputs(places, lengths, runner.slots.params, (20, True))
 
         def step() -> tuple[torch.Tensor, torch.Tensor]:
             logits = runner.model.logits(runner.model.forward(batch))

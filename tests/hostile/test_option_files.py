@@ -60,7 +60,6 @@ READERS: dict[str, Callable[[Path], object]] = {
             num_draft_tokens=4,
             draft_model=DraftModel(path=str(POCKET), config_file=str(file)),
         ),
-        POCKET,
         read_config(POCKET),
     ),
     "--debug-tensor-dump-input-file": lambda file: read_recorded(str(file)),

@@ -19,12 +19,12 @@ from runtime.models.config.draft_config import read_draft_config
 from runtime.models.config.model_config import read_config
 from runtime.ranks.drafting.own_rows import OwnRows
 from runtime.scheduling.drafts import Draft
-from tests.devices.drive import Planner, Row, sampling
+from tests.devices.drive import Planner, Row, sampling, speculation
 from tests.models.layouts import in_mimo_layout
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 from tests.models.make_heads import HeadReference, make_eagle, make_eagle3
 from tests.models.make_next_token import add_next_token_layers
-from tests.ranks.test_own_drafts import decoded, drafted, opened, speculation
+from tests.ranks.test_own_drafts import decoded, drafted, opened
 from tests.ranks.test_verify import PARAMS, PROMPTS
 
 NUM_TOKENS = 20
@@ -181,12 +181,12 @@ def test_config_json_of_mimo_v2_counts_no_layers(tmp_path: Path) -> None:
     config = MiMoV2FlashConfig(architectures=["MiMoV2FlashForCausalLM"], vocab_size=VOCAB_SIZE)
     config.save_pretrained(tmp_path)
     target = read_config(tmp_path)
-    found = read_draft_config(in_turn(3), tmp_path, target)
+    found = read_draft_config(in_turn(3), target)
     assert found is not None
     assert [head.layers.windows for head in found.heads] == [(config.sliding_window,)] * 3
     assert all(head.layers.moe is None for head in found.heads)
     with pytest.raises(ModelError, match="--speculative-num-steps 4 .* the model has 3"):
-        read_draft_config(in_turn(4), tmp_path, target)
+        read_draft_config(in_turn(4), target)
 
 
 def in_turn(num_steps: int) -> Speculation:

@@ -1,10 +1,6 @@
 """Captured steps of two attention groups, on two ranks: tokens are those of one rank without groups, and
 every step without prompts is replayed."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,7 @@ from runtime.messages.steps import Admit, GroupSteps, StepPlan
 from runtime.ranks.replays import GroupReplays
 from runtime.ranks.sampling_needs import SamplingNeeds
 from tests.devices.cpu.grouped_rank import PARAMS, PROMPTS, STEPS
+from tests.devices.cpu.ranks import RankProcess
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint
 
@@ -49,30 +46,18 @@ def test_tokens_are_those_of_one_rank(tmp_path: Path) -> None:
         [case[1] | {"folder": str(folder)}, str(folder) if case[2] else ""]
         for case, folder in zip(CASES, folders, strict=True)
     ]
-    program = [sys.executable, "-m", "tests.devices.cpu.grouped_rank"]
     ranks = [
-        subprocess.Popen(
-            [*program, str(rank), str(tmp_path / "rendezvous")],
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
-        )
+        RankProcess("tests.devices.cpu.grouped_rank", str(rank), str(tmp_path / "rendezvous"))
         for rank in range(2)
     ]
     try:
         for rank in ranks:
-            assert rank.stdin is not None
-            rank.stdin.write("".join(json.dumps(job) + "\n" for job in jobs))
-            rank.stdin.close()
-        answers = [[json.loads(line) for line in rank.stdout or ()] for rank in ranks]
+            for job in jobs:
+                rank.ask(job)
+        answers = [[rank.answer() for _ in jobs] for rank in ranks]
     finally:
         for rank in ranks:
-            rank.kill()
-            rank.wait()
-            assert rank.stdout is not None
-            rank.stdout.close()
+            rank.close()
     for folder, case, *found in zip(folders, CASES, *answers, strict=True):
         for own, expected in zip(found, alone(folder), strict=True):
             for tokens, truth in zip(own["tokens"], expected, strict=True):

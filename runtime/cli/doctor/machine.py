@@ -49,7 +49,7 @@ def examine(
     settings."""
     has_npu = any((root / "dev").glob("davinci[0-9]*"))
     return [
-        *_software(root, environment),
+        *_software(),
         *_processor(root),
         *_memory(root),
         *_nvidia(root),
@@ -60,7 +60,7 @@ def examine(
     ]
 
 
-def _software(root: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
+def _software() -> Iterator[Finding]:
     is_new = sys.version_info >= (3, 11)
     yield Finding(
         "python",

@@ -102,7 +102,6 @@ class NullExecutor:
             device_name="null",
             phases_s={"start": time.perf_counter() - begin_s},
             num_host_pages=host.num_pages if host else 0,
-            host_page_bytes=HOST_PAGE_BYTES if host else 0,
             host_part_bytes=(HOST_PAGE_BYTES,) if host else (),
         )
 

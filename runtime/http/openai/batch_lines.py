@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from runtime.errors import TooLarge
+from runtime.http.errors import invalid, json_fault
 from runtime.http.json_weight import UNWEIGHED_BYTES, check_weight_now, weight_of
 from runtime.http.openai.stored.folder import is_regular, writing
 
@@ -85,8 +86,13 @@ def line_error(
         return LineError(code="line_too_large", message=error.message, line=number)
     try:
         line = _line.decode(raw)
-    except NOT_JSON as error:
-        return LineError(code="invalid_json_line", message=str(error), line=number)
+    except msgspec.ValidationError as error:
+        wrong = invalid(error, Line, "the line")
+        return LineError(code="invalid_json_line", message=wrong.message, line=number, param=wrong.param)
+    except msgspec.DecodeError as error:
+        return LineError(code="invalid_json_line", message=json_fault(raw, error), line=number)
+    except UnicodeDecodeError:
+        return LineError(code="invalid_json_line", message="the line is not UTF-8", line=number)
     except RecursionError:
         return LineError(
             code="invalid_json_line", message="the JSON is nested too deeply; nest it less", line=number

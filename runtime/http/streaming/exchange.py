@@ -30,6 +30,7 @@ from runtime.http.streaming.pace import Pace, Take
 from runtime.http.streaming.rows import made
 from runtime.http.streaming.stream import Stream
 from runtime.messages.cost import check_cost, check_sequences, is_free
+from runtime.messages.media import EncodedText
 from runtime.messages.requests import Delta, GenerateRequest
 from runtime.service import Service
 
@@ -70,7 +71,7 @@ class Exchange:
                 transfer = structs.replace(request.transfer, bearer=headers.bearer)
                 self.requests[number] = structs.replace(request, transfer=transfer)
 
-    def take_files(self, texts: Mapping[str, memoryview]) -> bool:
+    def take_files(self, texts: Mapping[str, EncodedText]) -> bool:
         """Gives the requests the files that marks in their body stand for; False: some stand for something
         else. To be called before `submit`."""
         if (found := put_back(self.requests, texts)) is None:
@@ -205,18 +206,16 @@ class Answer:
         self._submit(self._take())
         try:
             if cycle is not None:
-                unsent = await self._answer_cycle(cycle, scope, receive, send)
+                unsent = await self._answer_cycle(cycle, send)
             else:
-                unsent = await self._answer_watching(scope, receive, send)
+                unsent = await self._answer_watching(receive, send)
         finally:
             self.stream.close()
             self.exchange.abort()
         if unsent is not None:
             raise renamed(unsent, self.names)
 
-    async def _answer_cycle(
-        self, cycle: RequestCycle, scope: Scope, receive: Receive, send: Send
-    ) -> RequestError | None:
+    async def _answer_cycle(self, cycle: RequestCycle, send: Send) -> RequestError | None:
         """Answers on a connection of our own, which reports when the client leaves. Returns what went wrong
         before anything was sent."""
         cycle.on_disconnect = self.exchange.leave
@@ -226,7 +225,7 @@ class Answer:
             return await self._send_stream(cycle.connection, send)
         return await self._send_whole(send)
 
-    async def _answer_watching(self, scope: Scope, receive: Receive, send: Send) -> RequestError | None:
+    async def _answer_watching(self, receive: Receive, send: Send) -> RequestError | None:
         """Answers through any ASGI server. Returns what went wrong before anything was sent."""
         unsent: RequestError | None = None
         async with anyio.create_task_group() as tasks:

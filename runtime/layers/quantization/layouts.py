@@ -124,7 +124,7 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
     return torch.stack(codes, -1).flatten(-2).to(torch.uint8)
 
 
-def _word_range(module: ModuleShard, shard: Shard, bits: int) -> slice:
+def _word_range(shard: Shard, bits: int) -> slice:
     """The words of a shard's codes. Raises ModelError where the shard begins or ends within a run of words
     that holds whole codes."""
     run = 32 // gcd(bits, 32)  # codes in the shortest run of whole words
@@ -139,7 +139,7 @@ def _word_range(module: ModuleShard, shard: Shard, bits: int) -> slice:
 def load_packed(module: ModuleShard, reader: TensorReader) -> None:
     """Reads words [out, in/n] of compressed-tensors."""
     bits = _code_bits(module)
-    words: Tensor = reader[module.rows, _word_range(module, module.inputs, bits)]
+    words: Tensor = reader[module.rows, _word_range(module.inputs, bits)]
     if bits in (4, 8):
         module.tensors["weight"].copy_(words.contiguous().view(torch.uint8))
     else:
@@ -149,7 +149,7 @@ def load_packed(module: ModuleShard, reader: TensorReader) -> None:
 def load_gptq(module: ModuleShard, reader: TensorReader) -> None:
     """Reads words [in/n, out] of gptq."""
     bits = _code_bits(module)
-    words: Tensor = reader[_word_range(module, module.inputs, bits), module.rows]
+    words: Tensor = reader[_word_range(module.inputs, bits), module.rows]
     if bits in (4, 8):
         module.tensors["weight"].copy_(words.T.contiguous().view(torch.uint8))
     else:
@@ -163,7 +163,7 @@ def _unshuffle_awq(codes: Tensor) -> Tensor:
 def load_awq(module: ModuleShard, reader: TensorReader) -> None:
     """Reads shuffled words [in, out/n] of awq."""
     scheme = _packing(module)[0]
-    words: Tensor = reader[module.columns, _word_range(module, module.outputs, 4)]
+    words: Tensor = reader[module.columns, _word_range(module.outputs, 4)]
     module.tensors["weight"].copy_(
         pack_codes(_unshuffle_awq(unpack_words(words, scheme.bits)).T.contiguous(), scheme.bits)
     )

@@ -21,7 +21,7 @@ def check_draft_model(
     weights. Raises ModelError."""
     if speculation is None or not speculation.is_own:
         return
-    read_draft_config(speculation, target_path, target)
+    read_draft_config(speculation, target)
     path = speculation.draft_model.path
     if path is None:
         return

@@ -116,13 +116,12 @@ class _HfHead(Struct, frozen=True, kw_only=True):
 
     architectures: list[str] | None = None
     draft_vocab_size: int | None = None
-    target_hidden_size: int | None = None
     qkv_bias: bool | None = None
     eagle_config: _EagleLayers | None = None
 
 
 def read_draft_config(
-    speculation: Speculation, target_path: str | Path, target: ModelConfig, schemes: tuple[str, ...] = SCHEMES
+    speculation: Speculation, target: ModelConfig, schemes: tuple[str, ...] = SCHEMES
 ) -> DraftConfig:
     """The config of the draft model of `target`, on a device that computes these schemes. Raises ModelError
     where the two do not go together."""

@@ -3,18 +3,13 @@ DeepSeek-VL, Aya Vision, Cohere's Command A Vision, Idefics 3 and SmolVLM. Torch
 
 from typing import ClassVar, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import (
-    check_activation,
-    contradiction,
-    num_computed_layers,
-    num_kept_rows,
-)
+from runtime.models.config.encoder_parts import check_activation, contradiction, num_computed_layers
 from runtime.models.config.gemma_vision_config import HfSiglip
 
 # how images are prepared, and which tokens stand for one
@@ -75,8 +70,8 @@ class SiglipEncoder(Struct, frozen=True, kw_only=True):
     merger_eps: float | None = None  # of a norm of what the connector is given; None: there is none
     has_last_norm: bool = True  # behind the tower's layers
     has_nearest_positions: bool = False  # positions are found by the distance from the image's edge
+    kinds: frozenset[MediaKind] = frozenset({MediaKind.IMAGE})  # what it takes
     has_token_grids: ClassVar[bool] = False  # its tokens have a position each
-    kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.IMAGE})  # what it takes
 
     @property
     def merged_size(self) -> int:
@@ -87,11 +82,6 @@ class SiglipEncoder(Struct, frozen=True, kw_only=True):
     def num_rows(self) -> int:
         """Rows that a tile is encoded to."""
         return self.tower.num_patches // self.merge_size**2
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:
@@ -157,7 +147,7 @@ def read_cohere2_vision(raw: bytes, hidden_size: int) -> SiglipEncoder:
 
 
 def read_idefics3(raw: bytes, hidden_size: int) -> SiglipEncoder:
-    """Idefics 3 and SmolVLM. Raises ModelError."""
+    """Idefics 3. Raises ModelError."""
     hf = decode(raw, HfIdefics3, "config.json")
     return SiglipEncoder(
         layout="idefics3",
@@ -168,6 +158,12 @@ def read_idefics3(raw: bytes, hidden_size: int) -> SiglipEncoder:
         merge_size=hf.scale_factor,
         has_nearest_positions=True,
     )
+
+
+def read_smolvlm(raw: bytes, hidden_size: int) -> SiglipEncoder:
+    """SmolVLM: Idefics 3 with videos. Raises ModelError."""
+    encoder = read_idefics3(raw, hidden_size)
+    return structs.replace(encoder, kinds=encoder.kinds | {MediaKind.VIDEO})
 
 
 def tower_of(vision: HfSiglip, *, merge: int, num_layers: int | None = None) -> ClipTower:

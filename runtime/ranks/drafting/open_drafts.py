@@ -62,7 +62,7 @@ class DraftLoader:
         self.dtype = dtype
         self.schemes = schemes
         self.start = _draft_start(start, speculation)
-        self.config = read_draft_config(speculation, start.model_path, config, schemes)
+        self.config = read_draft_config(speculation, config, schemes)
         if self.device.for_drafts is not None:
             self.device = self.device.for_drafts(self.device, self.config.model)
         if (quantization := self.config.model.quantization) is not None:
@@ -132,7 +132,7 @@ def with_aux_layers(
     Raises ModelError."""
     if start.speculation is None or start.speculation.algorithm != "EAGLE3":
         return device
-    (head,) = read_draft_config(start.speculation, start.model_path, config, schemes).heads
+    (head,) = read_draft_config(start.speculation, config, schemes).heads
     return replace(device, stage=replace(device.stage, aux_layers=head.aux_layers))
 
 

@@ -1,11 +1,13 @@
 """One of two ranks, each an attention group of its own, whose steps are captured; run as a process by
-tests/ranks/test_group_graphs.py. Arguments: rank, folder of rendezvous. Reads a job a line (options of the
-start, and the folder of the draft model or ""), and answers each with a line of JSON.
+tests/ranks/test_group_graphs.py. Arguments: descriptors of jobs and answers, rank, folder of rendezvous.
+Reads a job a line (options of the start, and the folder of the draft model or ""), and answers each with a
+line of JSON.
 
 Of each job: the tokens behind each prompt of its own group, and how many graphs each phase has replayed.
 """
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -14,8 +16,7 @@ import torch
 from runtime.messages.steps import GroupSteps
 from runtime.ranks import open_executor
 from runtime.scheduling.drafts import Draft
-from tests.devices.drive import Planner, Row, sampling, start
-from tests.ranks.test_own_drafts import speculation
+from tests.devices.drive import Planner, Row, sampling, speculation, start
 
 PROMPTS = [[[5, 9, 100, 7], [i * 7 % 250 for i in range(19)], [3, 4]], [[11, 12, 13, 14, 15]]]
 PARAMS: list[dict[str, Any]] = [{}, {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "seed": -3}, {}]
@@ -92,11 +93,12 @@ def answer(rank: int, rendezvous: str, options: dict[str, Any], draft: str) -> d
 
 
 def main() -> None:
-    rank, folder = int(sys.argv[1]), sys.argv[2]
+    jobs, answers = (os.fdopen(int(fd), mode) for fd, mode in zip(sys.argv[1:3], "rw", strict=True))
+    rank, folder = int(sys.argv[3]), sys.argv[4]
     open_executor.DEVICES["taped"] = "tests.devices.taped"
-    for number, line in enumerate(sys.stdin):
+    for number, line in enumerate(jobs):
         options, draft = json.loads(line)
-        print(json.dumps(answer(rank, f"{folder}/{number}", options, draft)), flush=True)
+        print(json.dumps(answer(rank, f"{folder}/{number}", options, draft)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from runtime.http.streaming.answer_reader import events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import typed_events
 from runtime.json_value import Fields
+from runtime.messages.media import EncodedText
 from runtime.messages.requests import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import Service
 
@@ -96,7 +97,7 @@ class PreparedResponse:
         self.chat = chat_body(self.body, [*self.context, *self.input])
         self.chat.lora_path = adapter
         self.response = response_object(self.body, response_model(service.card, self.body.model))
-        self.texts: Mapping[str, memoryview] = {}  # what marks in the input stand for (http/cut_body.py)
+        self.texts: Mapping[str, EncodedText] = {}  # what marks in the input stand for (http/cut_body.py)
 
     @property
     def is_stored(self) -> bool:

@@ -25,13 +25,14 @@ from runtime.http.cut_body import with_texts
 from runtime.http.openai.stored.disk import Disk, storage_error
 from runtime.http.openai.stored.quota import Kept
 from runtime.http.openai.stored.record_table import R, RecordTable, Row, Stored
+from runtime.messages.media import EncodedText
 from runtime.messages.tenants import Tenant
 
 MAX_RECORDS = 10_000
 MAX_BYTES = 256 * 2**20
 MAX_ROWS = 100  # are written at once
 RETRY_S = 5.0  # before the disk is tried again
-NO_TEXTS: Mapping[str, memoryview] = {}
+NO_TEXTS: Mapping[str, EncodedText] = {}
 LAST_WRITE_S = 2.0  # to write what is in memory when the server stops
 
 
@@ -75,7 +76,7 @@ class RecordStore(Generic[R]):
         if self._fault is not None:
             raise type(self._fault)(self._fault.message)
 
-    def put(self, record: R, texts: Mapping[str, memoryview] = NO_TEXTS) -> bool:
+    def put(self, record: R, texts: Mapping[str, EncodedText] = NO_TEXTS) -> bool:
         """Stores a record, or its new state. It is on the disk soon. `texts`: what marks in it stand for
         (http/cut_body.py). False: it is larger than may be kept, and nothing has changed."""
         row = _row(record, texts)
@@ -187,7 +188,7 @@ class RecordStore(Generic[R]):
         self._news.set()  # `run` tries again
 
 
-def _row(record: Stored, texts: Mapping[str, memoryview] = NO_TEXTS) -> Row:
+def _row(record: Stored, texts: Mapping[str, EncodedText] = NO_TEXTS) -> Row:
     data = with_texts(msgspec.json.encode(record), texts)
     return Row(record.id, record.owner, record.is_over, data)
 
