@@ -11,6 +11,8 @@ import openai
 import pytest
 
 from runtime.http.openai.uploads import store
+from tests.hostile.faulty_disk import KINDS, FaultyDisk, FaultyOs
+from tests.hostile.test_disks import refused
 from tests.hostile.test_owners import ALICE, BOB, statuses
 from tests.hostile.test_owners import storing as storing_for_tenants
 from tests.http.openai.test_stored_objects import jsonl, line, storing, until_over
@@ -203,3 +205,55 @@ async def test_a_folder_that_was_damaged(tmp_path: Path) -> None:
     )
     record = json.loads((tmp_path / "quarantine" / f"{uploads[1].id}.json").read_text())
     assert record["upload"]["id"] == uploads[1].id
+
+
+async def test_many_parts_at_once_are_all_there(tmp_path: Path) -> None:
+    async with storing(tmp_path) as (client, objects):
+        upload = await client.uploads.create(bytes=200, **NOTES)
+        names: dict[int, str] = {}
+
+        async def send(i: int) -> None:
+            names[i] = (await client.uploads.parts.create(upload.id, data=bytes([i]) * 10)).id
+
+        async with anyio.create_task_group() as tasks:
+            for i in range(20):
+                tasks.start_soon(send, i)
+        ordered = [names[i] for i in range(20)]
+        answers: list[Any] = []
+
+        async def complete() -> None:
+            try:
+                answers.append(await client.uploads.complete(upload.id, part_ids=ordered))
+            except openai.NotFoundError:
+                answers.append(None)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(complete)
+        (done,) = [one for one in answers if one is not None]
+        assert (await client.files.content(done.file.id)).content == b"".join(
+            bytes([i]) * 10 for i in range(20)
+        )
+        assert [file.id async for file in client.files.list()] == [done.file.id], "once"
+        assert objects.storage.files.quota.used == 200
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_disks_that_fail(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left of what was refused, and what was there before is whole when the disk works again."""
+    disk = FaultyDisk(monkeypatch, tmp_path / "stored")
+    monkeypatch.setattr(store, "os", FaultyOs(disk))
+    async with storing(disk.path) as (client, objects):
+        upload = await client.uploads.create(bytes=3, **NOTES)
+        part = await client.uploads.parts.create(upload.id, data=b"abc")
+        disk.fail(kind, objects)
+        await refused(client.uploads.create(bytes=3, **NOTES), kind)
+        await refused(client.uploads.parts.create(upload.id, data=b"x" * 5000), kind)
+        await refused(client.uploads.complete(upload.id, part_ids=[part.id]), kind)
+        assert objects.storage.files.quota.used == 3 and not objects.storage.files.known
+        disk.repair()
+        done = await client.uploads.complete(upload.id, part_ids=[part.id])
+        assert done.file is not None and (await client.files.content(done.file.id)).content == b"abc"
+    async with storing(disk.path) as (client, objects):
+        assert [file.id async for file in client.files.list()] == [done.file.id]
+        assert not objects.storage.uploads.known and left(disk.path) == []

@@ -98,7 +98,7 @@ class Uploads:
         self.files = files
         self.folder = files.folder / "uploads"
         self.known: dict[str, Record] = {}
-        self._lock = anyio.Lock()  # held while a record changes
+        self._locks: dict[str, anyio.Lock] = {}  # of each upload, held while it changes
         paths = sorted(self.folder.glob("*.json"))
         for path in paths:
             record = files.disk.folder.read_record(path, Record, lambda record: record.upload.id)
@@ -106,10 +106,10 @@ class Uploads:
                 self.known[record.upload.id] = record
                 files.quota.add(sum(record.parts.values()), record.owner)
         wanted = {name for record in self.known.values() for name in record.parts}
-        for path in self.folder.glob("part_*"):
+        for path in [*self.folder.glob("part_*"), *self.folder.glob("*.part")]:
             if path.name in wanted:
                 continue
-            if len(self.known) == len(paths) and is_regular(path):
+            if path.suffix == ".part" or len(self.known) == len(paths) and is_regular(path):
                 path.unlink(missing_ok=True)
             else:
                 files.disk.folder.quarantine(path, "a part of no upload, or no file")
@@ -143,9 +143,8 @@ class Uploads:
             status="pending",
         )
         record = Record(upload=upload, parts={}, owner=tenant.name)
-        async with self._lock:
-            await self.files.disk.run(lambda: self._write(record), undo=lambda _: self._erase(record))
-            self.known[upload.id] = record
+        await self.files.disk.run(lambda: self._write(record), undo=lambda _: self._erase(record))
+        self.known[upload.id] = record
         return upload
 
     async def add_part(
@@ -164,7 +163,8 @@ class Uploads:
             try:
                 await write_form(form, receive, bytes_of_part, reservation)
                 reservation.settle(form.size)
-                async with self._lock:
+                self.find(upload_id, tenant)
+                async with self._lock(upload_id):
                     record = self.find(upload_id, tenant)  # as it is now
                     self._check_parts(record, form.size)
                     await self._replace(
@@ -179,7 +179,8 @@ class Uploads:
     async def complete(self, upload_id: str, body: CompleteBody, tenant: Tenant) -> UploadObject:
         """Makes a file of the parts. Raises NotFound, InvalidRequest, StorageFull, StorageUnavailable; the
         upload is pending then."""
-        async with self._lock:
+        self.find(upload_id, tenant)
+        async with self._lock(upload_id):
             record = self.find(upload_id, tenant)
             size = _size_of(record, body.part_ids)
             self.files.check_number(tenant)
@@ -205,7 +206,8 @@ class Uploads:
 
     async def cancel(self, upload_id: str, tenant: Tenant) -> UploadObject:
         """Ends an upload. Raises NotFound."""
-        async with self._lock:
+        self.find(upload_id, tenant)
+        async with self._lock(upload_id):
             record = self.find(upload_id, tenant)
             self._forget(record)
         return structs.replace(record.upload, status="cancelled")
@@ -213,12 +215,16 @@ class Uploads:
     async def run(self) -> None:
         """Ends uploads that have expired, until cancelled."""
         while True:
-            async with self._lock:
-                for record in [*self.known.values()]:
-                    if record.upload.expires_at <= time.time():
-                        log.get("uploads").info("expired", upload=record.upload.id, parts=len(record.parts))
-                        self._forget(record)
+            for record in [*self.known.values()]:
+                is_busy = self._lock(record.upload.id).locked()  # what is being completed may end
+                if record.upload.expires_at <= time.time() and not is_busy:
+                    log.get("uploads").info("expired", upload=record.upload.id, parts=len(record.parts))
+                    self._forget(record)
             await anyio.sleep(SWEEP_S)
+
+    def _lock(self, upload_id: str) -> anyio.Lock:
+        """The lock of an upload that is known."""
+        return self._locks.setdefault(upload_id, anyio.Lock())
 
     def _is_whole(self, record: Record) -> bool:
         """Whether all parts are there; what is damaged goes to quarantine."""
@@ -273,6 +279,7 @@ class Uploads:
         """An upload exists no longer. What of it can't be deleted now is deleted when it has expired, at a
         start of the server."""
         del self.known[record.upload.id]
+        self._locks.pop(record.upload.id, None)
         self.files.quota.give(sum(record.parts.values()), record.owner)
         self.files.disk.soon(lambda: self._erase(record))
 
