@@ -163,6 +163,7 @@ class Encode(Struct, frozen=True, kw_only=True, array_like=True, tag="encode"):
 
     dropped: list[int]
     media: list[MediaValues]
+    group: int = 0  # the attention group whose ranks keep the rows
 
 
 class EncodeRows(Struct, frozen=True, kw_only=True, array_like=True, tag="encode_rows"):

@@ -205,7 +205,7 @@ def allocate_pages(
 ) -> tuple[list[int], list[tuple[Tensor, ...]], RecurrentStates | None]:
     """Pages of each pool, padding pages included, the cache of each layer, and the states of recurrent
     layers, in `budget` bytes with the pages of a draft model."""
-    recurrent, ranks = config.recurrent, device.collectives.size
+    recurrent, ranks = config.recurrent, device.group_ranks.size
     state_bytes = 0
     if recurrent is not None:
         item = dtypes.activations.itemsize

@@ -68,7 +68,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     # models
     ("--pipeline-parallel-size 2 -m {zamba2}", "blocks that layers share are given the embeddings"),
     ("--pipeline-parallel-size 2 -m {longcat}", "what experts return is added behind the next layer"),
-    ("--tp-size 2 --dp-size 2 --enable-dp-attention -m {longcat}", "whose experts stand beside its"),
+    ("--tp-size 2 --dp-size 2 --enable-dp-attention -m {whisper}", "attends to a sound in every layer"),
     ("--tp-size 2 --ep-size 2 -m {longcat}", "this model's experts are on all ranks, split"),
     ("--tp-size 2 --ep-size 2 -m {gpt_oss}", "this model's experts are on all ranks, split"),
     ("--tp-size 2 --ep-size 2 -m {nemotron_h}", "this model's experts are on all ranks, split"),
