@@ -48,7 +48,7 @@ def adapters_fit(options: Values) -> str | None:
 def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """--lora-backend names the kernels that the device has."""
     own = lora_backend(device).value
-    if plan.lora.lora_backend != own:
+    if plan.lora.lora_backend != own and (plan.lora.lora_backend, own) != ("csgmv", "triton"):
         return (
             f"--lora-backend {plan.lora.lora_backend} is not possible on {device.name}, which has {own}; "
             "leave it out"
