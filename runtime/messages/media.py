@@ -186,6 +186,7 @@ class Encode(Struct, frozen=True, kw_only=True, array_like=True, tag="encode"):
     # by id: the part of the whole, up to 1, that is computed behind this command. At 1 it is complete; what
     # is not named here is made at once
     until: dict[int, float] = {}
+    group: int = 0  # the attention group whose ranks keep the rows
 
 
 class EncodeRows(Struct, frozen=True, kw_only=True, array_like=True, tag="encode_rows"):

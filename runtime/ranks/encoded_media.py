@@ -40,14 +40,20 @@ class EncodedMedia:
     """The rows that are kept on the device, by the ids of their encodings. The scheduler counts them
     (scheduling/encodings.py)."""
 
-    def __init__(self, torch_device: torch.device, ranks: Collectives | None = None) -> None:
-        """`ranks`: each encodes a share of what a command brings; None: this one encodes everything."""
-        self._torch_device, self._ranks = torch_device, ranks
+    def __init__(
+        self, torch_device: torch.device, ranks: Collectives | None = None, *, group: int = 0
+    ) -> None:
+        """`ranks`: each encodes a share of what a command brings; None: this one encodes everything. `group`:
+        the attention group of this rank."""
+        self._torch_device, self._ranks, self._group = torch_device, ranks, group
         self._rows: dict[int, Tensor] = {}  # each [rows, hidden]
         self._begun: dict[int, Begun] = {}  # encodings that are not complete, by id
 
     def encode(self, command: Encode, encoder: MediaEncoder) -> None:
-        """Drops what the command says, encodes what it brings, and goes on with what was begun before."""
+        """Drops what the command says, encodes what it brings, and goes on with what was begun before, if it is
+        for this rank's group."""
+        if command.group != self._group:
+            return
         for id in command.dropped:
             self._rows.pop(id, None)
             self._begun.pop(id, None)
@@ -119,8 +125,9 @@ def open_media(device: Device, model: Model, *, shares: bool) -> EncodedMedia | 
     """Where a rank keeps encodings; None: its model has no encoder. `shares`: each rank encodes a share."""
     if encoder_of(model) is None:
         return None
-    ranks = device.collectives if shares and device.collectives.size > 1 else None
-    return EncodedMedia(device.torch_device, ranks)
+    ranks = device.group_ranks if shares and device.group_ranks.size > 1 else None
+    group = device.attention.index if device.attention is not None and device.has_groups else 0
+    return EncodedMedia(device.torch_device, ranks, group=group)
 
 
 def encoder_of(model: Model) -> MediaEncoder | None:

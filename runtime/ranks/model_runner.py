@@ -48,6 +48,7 @@ from runtime.ranks.step_inputs import StepInputs
 from runtime.ranks.step_logits import StepLogits
 from runtime.ranks.step_report import NO_LOGPROBS, NO_TOKENS, StepReport
 from runtime.ranks.transfers import Direct, Streamed, Transfers
+from runtime.ranks.two_batches import first_tokens
 from runtime.ranks.weight_offload import LayerOffload
 
 
@@ -160,7 +161,7 @@ class ModelRunner:
         page_loads = begin_copies(self.copies, plan, self.page_size)
         self.saves = begin_saves(self.copies, plan, self.part_bytes, self.reported, self.device)
         upload = PackedUpload(self.device.torch_device)
-        is_adapted = self.adapters is not None and self.adapters.begin_step(plan)
+        is_adapted = self.begins_adapted(plan, groups)
         replay = find_replay(self, [plan], [self.slots.needs]) if groups is None else groups.replay
         if replay is not None:
             return launch_replay(self, replay, plan, begin, groups, is_adapted=is_adapted)
@@ -186,7 +187,7 @@ class ModelRunner:
         token_ids = batch.token_ids
         if self.pipeline is not None:
             batch = self.pipeline.given(batch)
-        lora_slots = None if self.adapters is None else self.adapters.use_plan(plan, has_adapters=is_adapted)
+        lora_slots = self.use_adapters(plan, groups, first_tokens(batch)) if is_adapted else None
         decodes = None if self.device.partitions is None else decodes_by_graph(self.graphs, plan)
         forwarded = self.forward.compute(self.model, batch, rows.places, self.piecewise, lora_slots, decodes)
         if self.pipeline is not None:
@@ -207,6 +208,23 @@ class ModelRunner:
         if self.drafts is not None and plan.follows:
             self.drafts.follow(plan, starts, token_ids, forwarded, sampled)
         return self.report(plan, sampled, prompt, shown, begin)
+
+    def begins_adapted(self, plan: StepPlan, groups: GroupRows | None) -> bool:
+        """Whether a sequence of the step has an adapter. What the plan changes of adapters is done; with
+        groups it is already. If none has, layers add nothing."""
+        if self.adapters is None:
+            return False
+        is_adapted = self.adapters.begin_step([plan]) if groups is None else bool(groups.adapted)
+        if not is_adapted:
+            self.adapters.use_tokens(None)
+        return is_adapted
+
+    def use_adapters(self, plan: StepPlan, groups: GroupRows | None, first: tuple[int, ...]) -> np.ndarray:
+        """See LoraAdapters.use_plans, of a step in which some sequence has an adapter."""
+        assert self.adapters is not None, "a step with adapters where there are none"
+        if groups is None:
+            return self.adapters.use_plans([plan], first)
+        return self.adapters.use_plans(groups.adapted, groups.first)
 
     def sample(
         self,

@@ -202,7 +202,7 @@ def allocate_pages(
 ) -> tuple[list[int], list[tuple[Tensor, ...]], list[tuple[Tensor, ...]], RecurrentStates | None]:
     """Pages of each pool, padding pages included, the cache of each layer, and of each of a draft model, and
     the states of recurrent layers, in `budget` bytes."""
-    recurrent, ranks = config.recurrent, device.collectives.size
+    recurrent, ranks = config.recurrent, device.group_ranks.size
     state_bytes = 0
     if recurrent is not None:
         item = dtypes.activations.itemsize

@@ -28,6 +28,10 @@ class CudaLoraOps:
         self.num_lora_slots = num_lora_slots
         self.column_blocks: dict[tuple[tuple[int, int], ...], Tensor] = {}  # LoraWeights.parts -> blocks
 
+    def of_slots(self, num_lora_slots: int) -> "CudaLoraOps":
+        """See LoraOps.of_slots."""
+        return CudaLoraOps(self.gpu, self.torch_device, num_lora_slots)
+
     def plan(self, lora_slots: np.ndarray) -> ExpertTiles:
         """Tiles of rows by LoRA slot; int32 [T], -1: no adapter."""
         return self.plan_rows(upload(lora_slots.astype(np.int64), self.torch_device))

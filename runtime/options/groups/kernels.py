@@ -188,7 +188,7 @@ class Kernels(Group, frozen=True, kw_only=True):
             "Cut each step's tokens into two micro-batches, and compute one while ranks exchange what the "
             "other needs.",
             note="docs/parallelism.md",
-            missing="steps that are replayed as graphs, and adapters",
+            missing="steps that are replayed as graphs",
         ),
     ] = False
     tbo_token_distribution_threshold: A[

@@ -74,7 +74,7 @@ def sounds_are_attended_to(plan: Plan, model: ModelFacts, device: DeviceFacts) -
         return None
     speculation, parallel = plan.speculation.in_force, plan.parallel
     reasons = {
-        "--enable-multimodal false": not plan.model.enable_multimodal and not parallel.enable_dp_attention,
+        "--enable-multimodal false": not plan.model.enable_multimodal,
         "--pipeline-parallel-size above 1": parallel.pipeline_parallel_size > 1,
         "--enable-dp-attention": parallel.enable_dp_attention,
         "--attention-context-parallel-size above 1": parallel.attention_context_parallel_size > 1,

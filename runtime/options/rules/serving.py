@@ -105,16 +105,12 @@ def grpc_serves_no_http(options: Values) -> str | None:
 
 
 def images_need_an_encoder(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """--enable-multimodal is given for models whose encoder there is, without attention groups."""
-    if not plan.model.enable_multimodal:
-        return None
-    if model.media is None:
+    """--enable-multimodal is given for models whose encoder there is."""
+    if plan.model.enable_multimodal and model.media is None:
         return (
             "--enable-multimodal: this runtime has no encoder of this model, and serves its text alone; "
             "leave it out"
         )
-    if plan.parallel.enable_dp_attention:
-        return "--enable-multimodal: attention groups encode nothing; leave out that or --enable-dp-attention"
     return None
 
 
