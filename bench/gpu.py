@@ -126,6 +126,7 @@ def other_backends(bench: Bench) -> dict[str, Any]:
             print(error, file=sys.stderr)
             continue
         if attention_backend is not None:
+            attention_backend.take_pages(())  # cuDNN's graphs are built at the first call here
             figures[name] = CudaOps(
                 torch.bfloat16, gpu_of(bench.torch_device), attention_backend=attention_backend
             )

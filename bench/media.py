@@ -3,11 +3,12 @@ encoding is cached, and gaps between the tokens of text streams while images are
 
     python -m bench.media encode    # a vision tower of Qwen2.5-VL's width on the CPU, random weights
     python -m bench.media cached    # a tiny Qwen2-VL on the CPU
+    python -m bench.media prepare   # a small picture in the preparation process, and in a thread
     python -m bench.media streams   # the same files with the null device: loop and decoders alone
 
-`streams` measures in turns: nothing beside the streams, images of 3840 x 2160 as JPEG in requests, which a
-process of low priority sends one after the other, and as a control a process of the decoders' priority (nice
-10) that keeps one core busy, which is more than the decoders do.
+`streams` measures in turns: nothing beside the streams; images of 3840 x 2160 as JPEG in requests, which a
+process of low priority sends one after the other; and as a control the same images for another server, which
+shares the cores with the streams and nothing else.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import torch
 import uvloop
 
 import runtime
+from bench.media_preparation import preparation
 from bench.media_streams import picture, streams
 from bench.record import record
 from bench.serve import get, server
@@ -32,6 +34,7 @@ from runtime.media_kind import MediaKind
 from runtime.messages.media import MediaSource, MediaValues
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.vision.open_encoder import open_encoder
+from runtime.models.vision.slices import finish
 from tests.devices.drive import start_rank
 from tests.models.make_media import PLACEHOLDER, make_qwen_vl, name_placeholder
 
@@ -74,10 +77,10 @@ def encode(args: argparse.Namespace) -> dict[str, Any]:
         with torch.inference_mode():
             for _ in range(args.runs + 1):
                 begin = time.perf_counter()
-                encoder.encode(media)
+                finish(encoder.slices(media))
                 middle = time.perf_counter()
                 for one in media:
-                    encoder.encode([one])
+                    finish(encoder.slices([one]))
                 together.append((middle - begin) * 1e3)
                 apart.append((time.perf_counter() - middle) * 1e3)
         batch, single = median(together[1:]), median(apart[1:])
@@ -139,7 +142,7 @@ async def cached(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("encode", "cached", "streams"))
+    parser.add_argument("what", choices=("encode", "cached", "prepare", "streams"))
     parser.add_argument("--sides", type=int, nargs="+", default=[8, 16, 32], help="patches")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
@@ -151,13 +154,18 @@ def main() -> None:
         results = encode(args)
     elif args.what == "cached":
         results = uvloop.run(cached(args))
+    elif args.what == "prepare":
+        with tempfile.TemporaryDirectory() as name:
+            write_model(Path(name))
+            results = preparation(Path(name), args.requests)
     else:
         with tempfile.TemporaryDirectory() as name:
             write_model(Path(name))
             options = ("--model-path", name, "--device", "null", "--served-model-name", "x")
-            with server(*options, "--null-step-s", str(STEP_S), "--log-level", "error") as (port, pid, _):
-                assert get(port, "/health")[0] == 200
-                results = streams(port, pid, args.turns, args.seconds)
+            options += ("--null-step-s", str(STEP_S), "--log-level", "error")
+            with server(*options) as (port, pid, _), server(*options) as (other_port, _, _):
+                assert get(port, "/health")[0] == get(other_port, "/health")[0] == 200
+                results = streams(port, pid, other_port, args.turns, args.seconds)
     print(json.dumps(results, indent=2))
     record(f"media_{args.what}", results)
 

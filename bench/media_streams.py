@@ -34,36 +34,35 @@ def picture(height: int, width: int, kind: str) -> str:
     return b64encode(file.getvalue()).decode()
 
 
-def streams(port: int, pid: int, turns: int, seconds: float) -> dict[str, Any]:
-    """Gaps between the tokens of text streams in milliseconds, in turns: alone, beside images, beside a busy
-    process of low priority. Of each also the share of a core that each of the server's processes took, and
-    how long the event loop's thread waited for a core."""
-    gaps: dict[str, list[float]] = {"alone": [], "images": [], "control": []}
-    used: dict[str, Counter[str]] = {label: Counter() for label in gaps}
-    answered = 0
+def streams(port: int, pid: int, other_port: int, turns: int, seconds: float) -> dict[str, Any]:
+    """Gaps between the tokens of text streams in milliseconds, in turns: alone, beside images for the same
+    server, and beside images for another one. Of each also the share of a core that each of the server's
+    processes took, how long the event loop's thread waited for a core, and the images that were answered."""
+    images_for = {"alone": None, "images": port, "control": other_port}
+    gaps: dict[str, list[float]] = {label: [] for label in images_for}
+    used: dict[str, Counter[str]] = {label: Counter() for label in images_for}
+    answered = Counter[str]()
     for _ in range(turns):
-        for label in gaps:
-            answered += asyncio.run(turn(port, pid, seconds, LOADS[label], gaps[label], used[label]))
+        for label, target in images_for.items():
+            answered[label] += asyncio.run(turn(port, pid, seconds, target, gaps[label], used[label]))
     total_s = turns * seconds
     return {
-        label: figures(values) | {f"{name}_%": round(s / total_s * 100, 1) for name, s in used[label].items()}
+        label: figures(values)
+        | {f"{name}_%": round(s / total_s * 100, 1) for name, s in used[label].items()}
+        | {"images_answered": answered[label]}
         for label, values in gaps.items()
-    } | {"images_answered": answered}
-
-
-BUSY = "import os; os.nice(10); print(1, flush=True)\nwhile True: sum(range(1000))"
-LOADS: dict[str, list[str]] = {"alone": [], "images": ["-m", "bench.media_streams"], "control": ["-c", BUSY]}
-"""Arguments of Python for the process that runs next to the streams; none for no process."""
+    }
 
 
 async def turn(
-    port: int, pid: int, seconds: float, load: list[str], gaps: list[float], used: Counter[str]
+    port: int, pid: int, seconds: float, images_for: int | None, gaps: list[float], used: Counter[str]
 ) -> int:
     """Adds the streams' gaps within so many seconds to `gaps`, and to `used` what the server's processes
-    took. -> number of images that were answered meanwhile"""
+    took. `images_for`: port of the server that gets images; None: there are none. -> number of images that
+    were answered meanwhile"""
     process = None
-    if load:
-        words = [sys.executable, *load, "--port", str(port)]
+    if images_for is not None:
+        words = [sys.executable, "-m", "bench.media_streams", "--port", str(images_for)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()  # it has begun

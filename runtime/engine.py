@@ -57,10 +57,12 @@ from runtime.messages.requests import (
 from runtime.messages.sampling import SamplingParams
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
-from runtime.service import Health, Load
+from runtime.service import Health, Load, Service
 
 # text, token ids, chat messages, or embeddings [tokens, hidden size]
 PromptLike = str | Sequence[int] | Sequence[JsonDict] | np.ndarray | Embeds
+# prompts of one call: texts, or lists of token ids or messages
+Batch = list[str] | list[list[int]] | list[list[JsonDict]]
 # of SamplingParams, or one that `stream` names; checked when the request is made
 SamplingParam: TypeAlias = Any
 
@@ -109,11 +111,19 @@ class Engine(EngineControls):
             raise OptionsError(["the model is given twice; give it first or by name"])
         named = {} if model_path is None else {"model_path": model_path}
         self._core = Core(plan_for(from_values(named | options)))
-        super().__init__(self._core)
-        self._tasks: TaskGroup | None = None
+        self._tasks: TaskGroup | None = None  # from when it is opened on
         self._stored_objects: StoredObjects | None = None
 
+    @property
+    def _service(self) -> Service:
+        """Raises Unavailable before the engine was opened: nothing would answer."""
+        if self._tasks is None:
+            raise Unavailable("this engine is not open; use it within `async with engine:`")
+        return self._core
+
     async def __aenter__(self) -> Self:
+        if self._tasks is not None:
+            raise Unavailable("an engine is opened once; make another one")
         if self._core.plan.weights.checkpoint_engine_wait_weights_before_ready:
             raise StartError(
                 "--checkpoint-engine-wait-weights-before-ready is for `runtime serve`; here leave it out, "
@@ -174,7 +184,7 @@ class Engine(EngineControls):
             media=tuple(media),
         )
         sink = StreamSink(request.params.n)
-        self._core.submit(request, sink)
+        self._service.submit(request, sink)
         try:
             while deltas := await sink.take():
                 for delta in deltas:
@@ -184,15 +194,18 @@ class Engine(EngineControls):
                 self._core.abort(request.id)
 
     async def generate(self, prompt: PromptLike, **sampling: SamplingParam) -> Answer:
-        """The first answer, when it is complete. Raises what `stream` raises."""
+        """The answer, when it is complete. Raises what `stream` raises, and InvalidRequest for `n` above 1:
+        see generate_n."""
+        if sampling.get("n", 1) != 1:
+            raise InvalidRequest("generate returns one answer; call generate_n for several", param="n")
         return (await self.generate_n(prompt, **sampling))[0]
 
     async def generate_n(self, prompt: PromptLike, **sampling: SamplingParam) -> list[Answer]:
         """All `n` answers, when they are complete. Raises what `stream` raises."""
-        answers = [Answer() for _ in range(int(sampling.get("n", 1)))]
+        answers: dict[int, Answer] = {}
         async for delta in self.stream(prompt, **sampling):
-            answers[delta.index].add(delta)
-        return answers
+            answers.setdefault(delta.index, Answer()).add(delta)
+        return [answers[index] for index in sorted(answers)]
 
     def health(self) -> Health:
         """What the engine can do at this moment."""
@@ -222,19 +235,23 @@ class LLM(BlockingEngineControls):
         super().__init__(self._engine)
 
     @overload
-    def generate(self, prompts: list[str], **sampling: SamplingParam) -> list[Answer]:
-        """An Answer for each text."""
+    def generate(self, prompts: Batch, **sampling: SamplingParam) -> list[Answer]:
+        """An Answer for each prompt."""
 
     @overload
     def generate(self, prompts: PromptLike, **sampling: SamplingParam) -> Answer:
         """An Answer for one prompt."""
 
-    def generate(self, prompts: PromptLike | list[str], **sampling: SamplingParam) -> Answer | list[Answer]:
+    def generate(self, prompts: PromptLike | Batch, **sampling: SamplingParam) -> Answer | list[Answer]:
         """An Answer for one prompt (text, token ids or chat messages), a list of Answers for a list of
-        texts."""
-        if isinstance(prompts, list) and prompts and all(isinstance(p, str) for p in prompts):
-            return self._call(self._generate_all, prompts, sampling)
-        return self._call(self._generate_one, cast(PromptLike, prompts), sampling)
+        prompts. Raises what Engine.generate raises."""
+        if isinstance(prompts, list) and prompts and all(isinstance(p, str | list) for p in prompts):
+            return self._call(self._generate_all, cast(Batch, prompts), sampling)
+        return self._call(partial(self._engine.generate, cast(PromptLike, prompts), **sampling))
+
+    def generate_n(self, prompt: PromptLike, **sampling: SamplingParam) -> list[Answer]:
+        """All `n` answers to one prompt; see Engine.generate_n."""
+        return self._call(partial(self._engine.generate_n, prompt, **sampling))
 
     def embed(
         self,
@@ -283,10 +300,7 @@ class LLM(BlockingEngineControls):
         """Documents by their relevance for a query; see Vectors.rerank."""
         return self._call(partial(self._engine.rerank, query, documents, top_n=top_n, truncate=truncate))
 
-    async def _generate_one(self, prompt: PromptLike, sampling: dict[str, SamplingParam]) -> Answer:
-        return await self._engine.generate(prompt, **sampling)
-
-    async def _generate_all(self, prompts: list[str], sampling: dict[str, SamplingParam]) -> list[Answer]:
+    async def _generate_all(self, prompts: Batch, sampling: dict[str, SamplingParam]) -> list[Answer]:
         answers: list[Answer] = [Answer()] * len(prompts)
 
         async def one(index: int) -> None:
@@ -304,15 +318,15 @@ class LLM(BlockingEngineControls):
 class EngineApp:
     """An ASGI app that owns an engine: it lives from lifespan start-up to shut-down."""
 
-    def __init__(self, **options: object) -> None:
-        self._options = options
+    def __init__(self, model_path: str | None = None, /, **options: object) -> None:
+        self._model_path, self._options = model_path, options
         self._app: ASGIApp | None = None
         self.engine: Engine | None = None  # while the lifespan lasts
 
     @asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
         """For applications that mount this one: lifespan events do not reach mounted apps."""
-        async with Engine(**self._options) as engine:
+        async with Engine(self._model_path, **self._options) as engine:
             self.engine, self._app = engine, engine.asgi()
             try:
                 yield
@@ -346,9 +360,9 @@ class EngineApp:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-def asgi(**options: object) -> EngineApp:
+def asgi(model_path: str | None = None, /, **options: object) -> EngineApp:
     """An ASGI app with an engine of its own; see the top of this file."""
-    return EngineApp(**options)
+    return EngineApp(model_path, **options)
 
 
 def _params(sampling: dict[str, SamplingParam]) -> SamplingParams:
@@ -366,7 +380,7 @@ def _prompt(prompt: PromptLike) -> Prompt:
         return Tokens(prompt.tolist()) if prompt.ndim == 1 and prompt.dtype.kind in "iu" else Embeds(prompt)
     if isinstance(prompt, Embeds):
         return prompt
-    is_list = isinstance(prompt, Sequence)
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray | memoryview)
     if is_list and all(isinstance(item, int) for item in prompt):
         return Tokens([int(item) for item in prompt])  # type: ignore[arg-type]
     if is_list and all(isinstance(item, dict) for item in prompt):

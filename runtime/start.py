@@ -21,6 +21,7 @@ from runtime.devices.numa import cores_of
 from runtime.diffusion_settings import diffusion
 from runtime.errors import OptionsError, StartError, install_line
 from runtime.messages.memory import offloaded_layers
+from runtime.model_card import model_card
 from runtime.models.config.checksums import read_list
 from runtime.models.config.draft_check import check_draft_model
 from runtime.models.config.family import LLAMA
@@ -35,7 +36,7 @@ from runtime.pdmux_settings import multiplexing
 from runtime.regular_file import check_regular, check_writable
 from runtime.scheduling.expert_location import places_at_start
 from runtime.service import ModelCard
-from runtime.settings import TextSetup, model_card, model_config, open_text
+from runtime.settings import TextSetup, model_config, open_text
 from runtime.storage.buffers import PACKAGES, missing
 from runtime.storage.settings import backend_settings
 from runtime.text.open_media import open_transcription

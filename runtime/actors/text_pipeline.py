@@ -36,7 +36,7 @@ from runtime.preparation.preparer import Preparer
 from runtime.service import TokenizerInfo
 from runtime.settings import TextSetup, grammar_setup, random_seeds
 from runtime.text.media_prompts import MediaProcessor, MediaPrompts, Prepared
-from runtime.text.prepared_files import MAX_BYTES
+from runtime.text.prepared_files import MAX_BYTES, keys_of, realm_of
 from runtime.text.transformers_processor import TransformersProcessor
 from runtime.transfer.open_encoders import open_encoders
 
@@ -69,8 +69,7 @@ class TextPipeline:
     ) -> None:
         """`requests` brings requests, `step_tokens` messages of all schedulers; `send` takes a message for
         the scheduler that has the request; `prepare_grammar` has the ranks compile a grammar (None: load
-        what compiles any); `progress` is notified of
-        each request."""
+        what compiles any); `progress` is notified of each request."""
         setup = grammar_setup(plan, model)
         self._grammars = None if setup is None else Grammars(setup, plan.api.grammar_timeout, prepare_grammar)
         self._weight_version, self._isolates_tenants = weight_version, plan.memory.isolate_tenants
@@ -89,6 +88,7 @@ class TextPipeline:
             else MediaPrompts(
                 processor,
                 self._loader,
+                text.vocabulary,
                 pools=model.dual is not None,
                 kept_bytes=min(MAX_BYTES, self._loader.spare_bytes),
             )
@@ -153,11 +153,20 @@ class TextPipeline:
         ids = await self._tokenizer.encode(prompt)
         if self.media is None or not media:
             return ids
-        prepared = await self.prepare(await self.media.loader.load(media))
+        prepared = await self._prepare(await self.media.loader.load(media))
         ids, _ = await anyio.to_thread.run_sync(self.media.expand, ids, prepared)
         return ids
 
-    async def prepare(self, media: list[Media]) -> list[Prepared]:
+    async def prepare(self, media: Media, tenant: str) -> Prepared:
+        """A file as the encoder takes it: as it was prepared for a request of this tenant, where that is
+        kept. Raises RequestError."""
+        assert self.media is not None, "a file that was loaded"
+        source = MediaSource(kind=media.kind, param=media.param, decoded=media)
+        keys = keys_of([source], realm_of(tenant if self._isolates_tenants else ""))
+        known = self.media.files.find(keys)
+        return (known or await self._prepare([media]))[0]
+
+    async def _prepare(self, media: list[Media]) -> list[Prepared]:
         """Files as the encoder takes them; `media` is empty then. Raises RequestError."""
         assert self.media is not None, "files that were loaded"
         return await anyio.to_thread.run_sync(giving_way, partial(self.media.prepare, media))

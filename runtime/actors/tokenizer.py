@@ -45,7 +45,7 @@ from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import infill
 from runtime.text.input_embeds import check_embeds, digest, read_input_embeds
 from runtime.text.media_prompts import MediaPrompts, Prepared, check_media, load_media
-from runtime.text.prepared_files import are_inline, keys_of
+from runtime.text.prepared_files import are_inline, keys_of, realm_of
 from runtime.text.prompt_size import num_chars
 from runtime.text.stop_regex import StopRegexes
 from runtime.text.token_bans import token_bans
@@ -186,8 +186,8 @@ class TokenizerActor:
         self, prompts: MediaPrompts, request: GenerateRequest, seed: int
     ) -> tuple[list[bytes], Request | RequestError | None]:
         """-> keys of the request's files, and the request where all of them are known"""
-        realm = repr((request.tenant.name if self._isolates_tenants else "", request.cache_salt))
-        keys = keys_of(request.media, realm)
+        tenant = request.tenant.name if self._isolates_tenants else ""
+        keys = keys_of(request.media, realm_of(tenant, request.cache_salt))
         known = prompts.files.find(keys)
         return keys, None if known is None else self._try(request, seed, known)
 

@@ -20,10 +20,10 @@ class Sounds:
     async def align(
         self, sound: Media, token_ids: list[int], num_given: int, facts: AlignmentFacts, tenant: str
     ) -> np.ndarray:
-        """See SoundControls.align. The sound is prepared once more, and encoded where the ranks have dropped
-        what they made of it for the transcription."""
+        """See SoundControls.align. The sound is prepared and encoded once more only where what was made of it
+        for the transcription has been dropped."""
         num_positions = facts.num_positions(len(sound.values))
-        (prepared,) = await self._text.prepare([sound])
+        prepared = await self._text.prepare(sound, tenant)
         media = MediaValues(
             id=NOT_KEPT,
             values=prepared.values.ravel(),

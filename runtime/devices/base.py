@@ -16,7 +16,7 @@ Shapes: `T` tokens of a step, `R` rows, `H` query heads and `K` key/value heads 
 `V` vocabulary.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -319,6 +319,8 @@ class Device:
     joins_latents: bool = False  # a token's latent and rotary part are one row of a page (MLA)
     sparse_latents: SparseLatentOps | None = None  # None: torch, with DeviceFacts.gathers_rows
     programs: ForwardPrograms | None = None  # None: layers are computed one by one
+    # takes the caches of all layers once they are allocated; None: nothing depends on the number of pages
+    take_pages: "Callable[[Sequence[tuple[Tensor, ...]]], None] | None" = None
     compiler: KernelCompiler | None = None  # None: no kernel is compiled at its first launch
     kept_weights: KeptWeights | None = None  # None: weights are packed at every start
     ggml: GgmlWeights | None = None  # None: the types of GGUF files are dequantized while they are loaded

@@ -11,10 +11,13 @@ from anyio.lowlevel import RunVar
 from anyio.to_thread import run_sync
 
 from runtime.errors import TooLarge
-from runtime.http.cut_body import CutBody, cut, uncut
+from runtime.gil import give_way, giving_way
+from runtime.http.cut_body import MIN_BYTES, CutBody, cut, uncut
+from runtime.memory_file import MemoryFile
 
 UNWEIGHED_BYTES = 64 * 1024  # decoded in three milliseconds at most
 BLOCK_BYTES = 64 * 1024  # some of numpy's calls hold the interpreter: for 0.1 ms
+PART_BYTES = 256 * 1024  # copied by one call
 # a body may always weigh so much, which is decoded in some 30 ms, and more with a larger --max-body-bytes
 MIN_WEIGHT = 2**20
 BYTES_PER_UNIT = 16
@@ -29,24 +32,38 @@ _scales: RunVar[anyio.CapacityLimiter] = RunVar("scales")
 async def check_weight(body: bytes, max_body_bytes: int) -> None:
     """Raises TooLarge for a body that has more values than may be decoded at once."""
     if len(body) > UNWEIGHED_BYTES:
-        check_weight_now(await run_sync(weight_of, body, limiter=_limiter()), max_body_bytes)
+        weight = await run_sync(giving_way, weight_of, body, limiter=_limiter())
+        check_weight_now(weight, max_body_bytes)
 
 
-async def joined_body(parts: list[bytes], max_body_bytes: int) -> CutBody:
-    """The body that came in `parts`, which are given up. Raises TooLarge for one that has more values than
-    may be decoded at once. A large body is joined in a worker thread, too: most of its megabytes are memory
-    that the system has yet to make."""
-    if sum(map(len, parts)) <= UNWEIGHED_BYTES:
-        return uncut(b"".join(parts))
-    body, weight = await run_sync(_joined_and_weighed, parts, limiter=_limiter())
+async def joined_body(body: list[bytes] | MemoryFile, max_body_bytes: int) -> CutBody:
+    """A body that was collected in memory, or that came in parts, which are given up. Raises TooLarge for one
+    that has more values than may be decoded at once; Unavailable. A large body is joined in a worker thread,
+    too: most of its megabytes are memory that the system has yet to make."""
+    if isinstance(body, list) and sum(map(len, body)) <= UNWEIGHED_BYTES:
+        return uncut(b"".join(body))
+    joined, weight = await run_sync(giving_way, _joined_and_weighed, body, limiter=_limiter())
     check_weight_now(weight, max_body_bytes)
-    return body
+    return joined
 
 
-def _joined_and_weighed(parts: list[bytes]) -> tuple[CutBody, int]:
-    body = cut(b"".join(parts))
-    parts.clear()
-    return body, weight_of(body.content)  # a string weighs the same, whatever its length
+def _joined_and_weighed(body: list[bytes] | MemoryFile) -> tuple[CutBody, int]:
+    if isinstance(body, list) and sum(map(len, body)) < MIN_BYTES:
+        joined = uncut(b"".join(body))
+        body.clear()
+    else:
+        joined = cut(_collected(body) if isinstance(body, list) else body)
+    return joined, weight_of(joined.content)  # a string weighs the same, whatever its length
+
+
+def _collected(parts: list[bytes]) -> MemoryFile:
+    memory = MemoryFile()
+    while parts:
+        part = memoryview(parts.pop(0))
+        for at in range(0, len(part), PART_BYTES):
+            memory.append(part[at : at + PART_BYTES])
+            give_way()
+    return memory
 
 
 def _limiter() -> anyio.CapacityLimiter:
@@ -93,6 +110,7 @@ def weight_of(body: bytes) -> int:
         units *= 1 - inside
         weight += int(units.sum(dtype=np.int64))
         at = end
+        give_way()
     return weight + STRING * (num_quotes // 2)
 
 

@@ -184,7 +184,7 @@ class Socket:
         lease = BodyLease(self.budget)
         try:
             with scope:
-                lease.add(len(body.whole))
+                lease.add(body.num_bytes)
                 last = await self._answer(message, body)
         except RequestError as error:
             last = _refusal(id, error, path)

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from runtime.errors import install_line
 from runtime.media.decode_messages import DecodeError, DecodeRequest, DecodeResult, File
+from runtime.memory_file import read_at
 from runtime.messages.media import MediaKind
 
 
@@ -17,8 +18,9 @@ def decode_file(fd: int, request: DecodeRequest) -> tuple[DecodeResult, np.ndarr
     """What the file holds, and its array as messages/media.py's Media.values. Raises DecodeError, and
     MemoryError."""
     with os.fdopen(fd, "rb") as opened:
-        opened.seek(0)
-        file: File = io.BytesIO(_decoded(opened.read())) if request.is_base64 else opened
+        text = request.text
+        file: File = opened if text is None else io.BytesIO(_decoded(read_at(fd, text.begin, text.end)))
+        file.seek(0)
         digest = hashlib.file_digest(file, "sha256").digest()
         file.seek(0)
         try:

@@ -13,11 +13,18 @@ MAX_MESSAGE_BYTES = 64 << 10
 File = BufferedReader | BytesIO  # what decoders read
 
 
+class TextPlace(Struct, frozen=True, array_like=True):
+    """Where the base64 of a media file stands in another file."""
+
+    begin: int
+    end: int
+
+
 class DecodeRequest(Struct, frozen=True, array_like=True):
-    """A request to decode a file within `limit_s`. `is_base64`: the file is text, the base64 of the media."""
+    """A request to decode a file within `limit_s`. `text`: where its base64 stands; None: it is no text."""
 
     kind: MediaKind
-    is_base64: bool
+    text: TextPlace | None
     limit_s: float
     limits: DecodeLimits
 

@@ -16,7 +16,7 @@ from anyio.to_thread import run_sync
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest
 from runtime.media import forks
-from runtime.media.decode_messages import MAX_MESSAGE_BYTES, DecodeRequest, DecodeResult
+from runtime.media.decode_messages import MAX_MESSAGE_BYTES, DecodeRequest, DecodeResult, TextPlace
 from runtime.media.settings import DecodeLimits
 from runtime.messages.media import Media, MediaKind, MediaSource, SharedMemory
 
@@ -36,10 +36,11 @@ class Decoders:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
-    async def decode(self, source: MediaSource, fd: int, is_base64: bool, limit_s: float) -> Media:
-        """The decoded file. `limit_s`: that the decoder may take; it also ends when this is cancelled. Raises
-        InvalidRequest, naming the file; InternalFault."""
-        request = DecodeRequest(source.kind, is_base64, limit_s, self._limits)
+    async def decode(self, source: MediaSource, fd: int, text: TextPlace | None, limit_s: float) -> Media:
+        """The decoded file. `text`: where it stands as base64; None: it is no text. `limit_s`: that the
+        decoder may take; it also ends when this is cancelled. Raises InvalidRequest, naming the file;
+        InternalFault."""
+        request = DecodeRequest(source.kind, text, limit_s, self._limits)
         await self._start()
         reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with reply:

@@ -1,4 +1,4 @@
-"""A child for each file: processes that fork one for each request and have bounds for it.
+"""Children that have bounds for what they take: processes that fork one for each request.
 
 Such a process has one thread, and ends when its parent closes the socket.
 """
@@ -6,6 +6,7 @@ Such a process has one thread, and ends when its parent closes the socket.
 import ctypes
 import faulthandler
 import fcntl
+import math
 import os
 import resource
 import select
@@ -50,10 +51,16 @@ def lower_priority() -> None:
     os.nice(NICENESS)
 
 
+def forget_children() -> None:
+    """Has children of this process leave nothing behind: of one its result is known, or its end, and no
+    more."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
 def serve(connection: socket.socket, max_bytes: int, run: Callable[[bytes, list[int]], None]) -> None:
     """Forks a child for each message of up to `max_bytes` until the parent closes the socket. `run` is all of
     the child's work, with the message and up to three descriptors that came with it."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing is known of a child but its result, or its end
+    forget_children()
     while True:
         data, fds, _, _ = socket.recv_fds(connection, max_bytes, 3)
         if not data:
@@ -75,16 +82,24 @@ def confine(bounds: Bounds) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, bounds.limit_s)  # SIGALRM ends it, however it waits
+    limit_time(bounds)
     own_bytes = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
     for kind, most in (
         (resource.RLIMIT_AS, own_bytes + bounds.memory_bytes),
-        (resource.RLIMIT_CPU, bounds.cpu_s),
         (resource.RLIMIT_FSIZE, bounds.file_bytes),
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (most, most))
+
+
+def limit_time(bounds: Bounds) -> None:
+    """Has this process end when it has taken the time of its bounds from now on."""
+    signal.setitimer(signal.ITIMER_REAL, bounds.limit_s)  # SIGALRM ends it, however it waits
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    until_s = math.ceil(used.ru_utime + used.ru_stime) + bounds.cpu_s
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]  # stays: a later file has its own time
+    resource.setrlimit(resource.RLIMIT_CPU, (until_s, most))  # SIGXCPU ends it
 
 
 def end_with(reply: int, *, is_written_to: bool = False) -> None:
@@ -102,3 +117,11 @@ def end_with(reply: int, *, is_written_to: bool = False) -> None:
     fcntl.fcntl(reply, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(reply, fcntl.F_SETFL, fcntl.fcntl(reply, fcntl.F_GETFL) | os.O_ASYNC)
     end()  # it may have been closed before the signal was asked for
+
+
+def go_on_after(reply: int) -> None:
+    """Has this process go on when the other end of a socket of `end_with` is closed, and without a limit of
+    its time while it waits."""
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    fcntl.fcntl(reply, fcntl.F_SETFL, fcntl.fcntl(reply, fcntl.F_GETFL) & ~os.O_ASYNC)
+    signal.setitimer(signal.ITIMER_REAL, 0)

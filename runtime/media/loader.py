@@ -14,11 +14,12 @@ from msgspec import structs
 from runtime.errors import InvalidRequest, RequestError, Unavailable
 from runtime.gil import giving_way
 from runtime.media.budget import ByteBudget
+from runtime.media.decode_messages import TextPlace
 from runtime.media.decoders import Decoders
 from runtime.media.fetch import Fetcher
 from runtime.media.local_file import open_local
 from runtime.media.settings import MAX_FILE_BYTES, MAX_FILES, MAX_VALUE_BYTES, MediaSettings
-from runtime.media.spool import Spool, spool, write_base64
+from runtime.media.spool import Spool, check_base64, spool, write_base64
 from runtime.media.url import data_of, scheme_of
 from runtime.media_kind import NAMES
 from runtime.messages.media import Media, MediaKind, MediaLoad, MediaSource
@@ -93,32 +94,43 @@ class MediaLoader:
             return source.decoded
         begin_s = monotonic()
         async with AsyncExitStack() as stack:
-            if scheme_of(source.url) == "file":
-                file = await run_sync(open_local, source.url, source.param, self._settings.folder, max_bytes)
-                fd, is_base64 = stack.enter_context(file).fileno(), False
-                num_bytes = os.fstat(fd).st_size
-            else:
-                out = stack.enter_context(spool(source.param, max_bytes))
-                fd, is_base64 = out.fd, await self._collect(source, out)
-                num_bytes = out.num_bytes
+            fd, num_bytes, text = await self._fetched(source, stack, max_bytes)
             fetched_s, one.is_waiting = monotonic(), True
             async with self._places:
                 decode_s = monotonic()
-                media, sound = await self._decode(one, source, fd, is_base64), None
+                media, sound = await self._decode(one, source, fd, text), None
                 if source.has_sound:
                     of_sound = structs.replace(source, kind=MediaKind.AUDIO)
-                    sound = await self._decode(one, of_sound, fd, is_base64)
+                    sound = await self._decode(one, of_sound, fd, text)
                 load = MediaLoad(num_bytes, begin_s, fetched_s, decode_s, monotonic())
                 return structs.replace(media, sound=sound, loaded=load)
 
-    async def _decode(self, one: "_Load", source: MediaSource, fd: int, is_base64: bool) -> Media:
+    async def _fetched(
+        self, source: MediaSource, stack: AsyncExitStack, max_bytes: int
+    ) -> tuple[int, int, TextPlace | None]:
+        """-> a descriptor of the file, which is open until `stack` ends; its bytes; where it stands as base64
+        in what was opened"""
+        if scheme_of(source.url) == "file":
+            file = await run_sync(open_local, source.url, source.param, self._settings.folder, max_bytes)
+            fd = stack.enter_context(file).fileno()
+            return fd, os.fstat(fd).st_size, None
+        if (encoded := source.encoded) is not None:
+            if source.url:
+                data_of(source.url, source.param)
+            check_base64(encoded.num_bytes, source.param, max_bytes)
+            return encoded.memory.fd, encoded.num_bytes, TextPlace(encoded.begin, encoded.end)
+        out = stack.enter_context(spool(source.param, max_bytes))
+        is_base64 = await self._collect(source, out)
+        return out.fd, out.num_bytes, TextPlace(0, out.num_bytes) if is_base64 else None
+
+    async def _decode(self, one: "_Load", source: MediaSource, fd: int, text: TextPlace | None) -> Media:
         """Decodes the file when there is memory for the largest one."""
         most = self._settings.decode.max_value_bytes
         one.is_waiting = one.waits_for_memory = True
         await self._memory.take(most)
         try:
             one.is_waiting = one.waits_for_memory = False
-            media = await self._decoders.decode(source, fd, is_base64, self._settings.timeout_s)
+            media = await self._decoders.decode(source, fd, text, self._settings.timeout_s)
             self._memory.hold(media.values)
         finally:
             self._memory.give_back(most)
@@ -126,11 +138,6 @@ class MediaLoader:
 
     async def _collect(self, source: MediaSource, out: Spool) -> bool:
         """Writes the file to `out`. -> whether it is in base64"""
-        if source.encoded is not None:
-            if source.url:
-                data_of(source.url, source.param)
-            await run_sync(giving_way, write_base64, out, source.encoded, 0)
-            return True
         if source.base64:
             await run_sync(giving_way, write_base64, out, source.base64, 0)
             return True

@@ -1,12 +1,12 @@
 """The bytes of a client's file, in memory without a name or in the file itself, for a process that decodes
 them. They are never Python objects of the event loop: 256 MiB of video would be copied there."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from runtime.errors import InvalidRequest
 from runtime.gil import give_way
+from runtime.memory_file import MemoryFile
 
 PART_CHARS = 1 << 18  # written at a time
 
@@ -17,16 +17,22 @@ class Spool:
     def __init__(self, param: str, max_bytes: int) -> None:
         self.param = param
         self.max_bytes = max_bytes
-        self.num_bytes = 0
-        self.fd = os.memfd_create("media", os.MFD_CLOEXEC)
+        self._memory = MemoryFile()
 
-    def write(self, part: bytes | memoryview) -> None:
-        """Adds bytes. Raises InvalidRequest when there are too many."""
+    @property
+    def fd(self) -> int:
+        """Descriptor of the bytes."""
+        return self._memory.fd
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that were written."""
+        return self._memory.num_bytes
+
+    def write(self, part: bytes) -> None:
+        """Adds bytes. Raises InvalidRequest when there are too many; Unavailable."""
         self.check(self.num_bytes + len(part))
-        view = memoryview(part)
-        while view:
-            view = view[os.write(self.fd, view) :]
-        self.num_bytes += len(part)
+        self._memory.append(part)
 
     def check(self, num_bytes: int) -> None:
         """Raises InvalidRequest where so many bytes are too many."""
@@ -35,7 +41,7 @@ class Spool:
 
     def close(self) -> None:
         """Gives the memory back."""
-        os.close(self.fd)
+        self._memory.close()
 
 
 @contextmanager
@@ -55,17 +61,21 @@ def too_large(param: str, max_bytes: int) -> InvalidRequest:
     )
 
 
-def write_base64(out: Spool, text: str | memoryview, start: int) -> None:
+def check_base64(num_chars: int, param: str, max_bytes: int) -> None:
+    """Raises InvalidRequest where base64 of so many characters is a file of too many bytes."""
+    if num_chars * 3 // 4 > max_bytes + 2:
+        raise too_large(param, max_bytes)
+
+
+def write_base64(out: Spool, text: str, start: int) -> None:
     """Writes the base64 of `text` from `start` on as it is: the decoder reads it. Raises
     InvalidRequest, before anything is written, for a file of too many bytes. For a worker thread."""
     length = len(text) - start
-    if length * 3 // 4 > out.max_bytes + 2:
-        raise too_large(out.param, out.max_bytes)
+    check_base64(length, out.param, out.max_bytes)
     out.max_bytes = length
     try:
         for at in range(start, len(text), PART_CHARS):
-            part = text[at : at + PART_CHARS]
-            out.write(part.encode("ascii") if isinstance(part, str) else part)
+            out.write(text[at : at + PART_CHARS].encode("ascii"))
             give_way()
     except UnicodeEncodeError:
         raise InvalidRequest(f"{out.param} is not base64", param=out.param) from None

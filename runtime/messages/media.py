@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from runtime.media_kind import MediaKind
+from runtime.memory_file import MemoryFile
 
 
 class SoundLimits(Struct, frozen=True, kw_only=True):
@@ -42,6 +43,23 @@ class AlignmentFacts(Struct, frozen=True):
         return max(-(-2 * num_samples // self.samples) // 2, 1)
 
 
+class EncodedText(Struct, frozen=True):
+    """A file in base64, which is a part of a request's body."""
+
+    memory: MemoryFile  # the body, sealed
+    begin: int
+    end: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the text."""
+        return self.end - self.begin
+
+    def read(self) -> bytes:
+        """The text."""
+        return self.memory.read(self.begin, self.end)
+
+
 class MediaSource(Struct, frozen=True, kw_only=True):
     """One image, video or sound as a client named it: by an address, or the file itself."""
 
@@ -50,8 +68,7 @@ class MediaSource(Struct, frozen=True, kw_only=True):
     url: str = ""  # data:, http:, https: or file:; "": `base64` or `data` is the file
     data: bytes = b""
     base64: str = ""  # the file in base64, as a client sent it; "": `url` or `data` names it
-    # the file in base64, as a part of the request's body; `url` is the head of a data: URL then, or ""
-    encoded: memoryview | None = None
+    encoded: EncodedText | None = None  # `url` is the head of a data: URL then, or ""
     decoded: "Media | None" = None  # in place of all of these
     has_sound: bool = False  # VIDEO: its sound is wanted, too
 
@@ -159,10 +176,16 @@ class MediaValues(Struct, frozen=True, kw_only=True, array_like=True):
 
 class Encode(Struct, frozen=True, kw_only=True, array_like=True, tag="encode"):
     """Drop some encodings, then encode images, videos and sounds and keep the rows on the device. Steps that
-    follow take rows of them (MediaRows). It has no answer: the scheduler knows what the ranks keep."""
+    follow take rows of them (MediaRows). It has no answer: the scheduler knows what the ranks keep.
 
-    dropped: list[int]
+    An encoding may be made over several commands: `until` names it in each of them, and the first one brings
+    its values."""
+
+    dropped: list[int]  # also such that are not complete
     media: list[MediaValues]
+    # by id: the part of the whole, up to 1, that is computed behind this command. At 1 it is complete; what
+    # is not named here is made at once
+    until: dict[int, float] = {}
 
 
 class EncodeRows(Struct, frozen=True, kw_only=True, array_like=True, tag="encode_rows"):

@@ -16,12 +16,12 @@ from msgspec import Struct
 
 from runtime.errors import OptionsError
 from runtime.options.compat.suggest import unknown
+from runtime.options.config_file import read_config
 from runtime.options.declare import REFUSED, Value
 from runtime.options.profile import read_profile
 from runtime.options.rules.checks import option_problems
 from runtime.options.table import Row, by_flag, by_name, canonical, rows
 from runtime.options.tree import Options
-from runtime.regular_file import read_text
 
 
 class ParsedOptions(Struct, frozen=True):
@@ -132,9 +132,6 @@ def _is_flag(word: str) -> bool:
     return word.startswith("--") or word.partition("=")[0] in by_flag()
 
 
-MAX_YAML_BYTES = 1 << 20  # of a --config file
-
-
 def _skip_values(words: list[str]) -> None:
     """Drops the words after an unknown flag, which most likely are its values and not a second problem."""
     while words and not words[-1].startswith("-"):
@@ -142,34 +139,28 @@ def _skip_values(words: list[str]) -> None:
 
 
 def _read_file(path: Path, problems: list[str]) -> list[Setting]:
-    import yaml  # slow to import, and needed for files only
-
     try:
-        tree = yaml.safe_load(read_text(path, MAX_YAML_BYTES))
-    except OSError as error:
-        problems.append(f"--config {path} cannot be read: {error.strerror or error}")
+        values = read_config(path)
+    except OptionsError as error:
+        problems += error.problems
         return []
-    # ValueError: bytes that are no UTF-8, a thirteenth month
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problems.append(f"--config {path} is not YAML: {' '.join(str(error).split())}")
-        return []
-    if tree is None:
-        return []
-    if not isinstance(tree, dict):
-        problems.append(f"--config {path} must be a mapping of options, such as `port: 30000`")
-        return []
-    return list(_named(tree, f"file {path.name}", f" in {path.name}", problems))
+    return list(_named(values, f"file {path.name}", f" in {path.name}", problems))
 
 
 def _named(values: Mapping[str, object], source: str, where: str, problems: list[str]) -> Iterator[Setting]:
     """Settings by option name, spelt with dashes or underscores; aliases work as they do on the command
-    line."""
+    line. `where` is the file, as the end of " in FILE"."""
+    names: dict[str, str] = {}  # of those before, by option
     for key, value in values.items():
         row = by_flag().get(canonical(f"--{key}"))
-        if row is None or row.name == "config":
-            problems.append(unknown(str(key), "option") + where)
+        if row is None:
+            problems.append(unknown(key, "option", where))
+        elif row.name == "config":
+            problems.append(f"config{where} has no effect there; it is an option of the command line alone")
+        elif (other := names.setdefault(row.name, key)) != key:
+            problems.append(f"{other} and {key}{where} are one option; keep one of them")
         elif value is not None or row.default is None:
-            yield Setting(row, value, f"{key}", source)
+            yield Setting(row, value, f"{key}{where}", source)
         else:
             problems.append(f"{key}{where} has no value; expected {row.type}")
 
@@ -260,7 +251,8 @@ def _convert(setting: Setting, tree: dict[str, dict[str, object]], problems: lis
                 f"{_json_example(row)}"
             )
             return False
-        problems.append(f"{setting.alias} {_show(row, value)} is not possible; expected {row.type}")
+        hint = "; a text like that is written in quotes" if _is_unquoted(row, value) else ""
+        problems.append(f"{setting.alias} {_show(row, value)} is not possible; expected {row.type}{hint}")
         return False
     if converted in row.later:
         now = ", ".join(choice for choice in row.choices or () if choice not in row.later)
@@ -268,6 +260,16 @@ def _convert(setting: Setting, tree: dict[str, dict[str, object]], problems: lis
         return False
     tree.setdefault(row.group, {})[row.name] = converted
     return True
+
+
+def _is_unquoted(row: Row, value: object) -> bool:
+    """Whether a value is right as a text: YAML takes 123, yes and 2026-01-01 for something else."""
+    texts = [str(part) for part in value] if isinstance(value, list) else str(value)
+    try:
+        msgspec.convert(texts, row.convert)
+    except (msgspec.ValidationError, ValueError):
+        return False
+    return texts != value
 
 
 def _first_lower(error: Exception) -> str:

@@ -117,6 +117,7 @@ class PreparedHead(Struct, frozen=True, kw_only=True, array_like=True):
     token_grids: tuple[TokenGrid, ...]
     frame_step: float
     replaced: tuple[int, ...]
+    around: tuple[str, ...]
     joined: list[tuple[int, int, int]]  # pairs of tokens, and the one that they are together
     parts: "tuple[PreparedHead, ...]"
     inner: "tuple[PreparedHead, ...]"

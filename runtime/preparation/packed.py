@@ -47,6 +47,7 @@ def _written(fd: int, one: Prepared) -> PreparedHead:
         token_grids=one.token_grids,
         frame_step=one.frame_step,
         replaced=one.replaced,
+        around=one.around,
         joined=[(*pair, token) for pair, token in one.joined.items()],
         parts=tuple([_written(fd, part) for part in one.parts]),
         inner=tuple([_written(fd, part) for part in one.inner]),
@@ -70,7 +71,7 @@ def _read(memory: mmap.mmap | bytes, head: PreparedHead) -> Prepared:
         count = int(np.prod(place.shape, dtype=np.int64))
         return np.frombuffer(memory, dtype, count, place.begin).reshape(place.shape)
 
-    replaced = head.replaced
+    replaced, around = head.replaced, head.around
     return Prepared(
         kind=head.kind,
         digest=head.digest,
@@ -81,6 +82,7 @@ def _read(memory: mmap.mmap | bytes, head: PreparedHead) -> Prepared:
         token_grids=head.token_grids,
         frame_step=head.frame_step,
         replaced=(replaced[0], replaced[1]) if replaced else (),
+        around=(around[0], around[1]) if around else (),
         joined={(first, second): token for first, second, token in head.joined},
         parts=tuple([_read(memory, part) for part in head.parts]),
         inner=tuple([_read(memory, part) for part in head.inner]),

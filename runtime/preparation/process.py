@@ -1,16 +1,18 @@
 """The preparation process: `python -m runtime.preparation.process`, started by preparer.py when the first
 file comes.
 
-It opens the model's processor and forks a child for each file, which prepares it. There is no tokenizer here:
-the server is asked for the few tokens that stand among those of a file.
+It opens the model's processor and forks children, which prepare the files (workers.py). There is no tokenizer
+here: the server is asked for the few tokens that stand among those of a file.
 """
 
 import argparse
 import gc
 import mmap
+import os
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -34,11 +36,14 @@ from runtime.preparation.messages import (
     Refused,
 )
 from runtime.preparation.packed import write_prepared
+from runtime.preparation.workers import Workers
 from runtime.text.open_media import open_processor
 from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 
 BOUNDS = forks.Bounds(limit_s=120.0, cpu_s=60, memory_bytes=4 << 30, file_bytes=1 << 30)
+# numbers of an array, up to which its file is small: pixels of 1024 x 1024, or 65 s of sound of 48 kHz
+SMALL = 3 << 20
 _file_decoder = msgspec.msgpack.Decoder(PrepareFile)
 _answer_decoder = msgspec.msgpack.Decoder(Answer)
 
@@ -89,14 +94,29 @@ class Children:
         assert processor is not None, "an encoder has a processor"
         self._processor = processor
 
-    def run(self, data: bytes, fds: list[int]) -> None:
-        """The whole work of a child."""
+    def serve(self, connection: socket.socket) -> None:
+        """Has children prepare the files of a connection until its other end is closed."""
+        forks.forget_children()
+        workers = Workers(connection, MAX_MESSAGE_BYTES, lambda: forks.confine(BOUNDS), self._run)
+        while True:
+            data, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 3)
+            if not data:
+                return
+            request = _file_decoder.decode(data)
+            heads = [one for one in (request.file, request.sound) if one is not None]
+            workers.give(data, fds, is_small=sum([prod(one.shape) for one in heads]) <= SMALL)
+            for fd in fds:
+                os.close(fd)
+
+    def _run(self, data: bytes, fds: list[int]) -> bool:
+        """A child's work on a file. -> whether the child may prepare others"""
         request, (reply, *arrays) = _file_decoder.decode(data), fds
+        memory: list[int] = []
+        result: FromChild
+        may_go_on = True
         with socket.socket(fileno=reply) as server:
-            memory: list[int] = []
-            result: FromChild
             try:
-                forks.confine(BOUNDS)
+                forks.limit_time(BOUNDS)
                 forks.end_with(reply, is_written_to=True)
                 self._vocabulary.ask(server, request.known)
                 fd, head_at = self._prepared(request, arrays)
@@ -105,13 +125,17 @@ class Children:
                 result = Refused(error.message, error.param)
             except MemoryError:
                 message = f"{request.file.param}: the file takes too much memory when it is prepared"
-                result = Refused(f"{message}; send a smaller one", request.file.param)
+                result, may_go_on = Refused(f"{message}; send a smaller one", request.file.param), False
             except Exception:
                 log.write_stack()
                 message = f"{request.file.param} could not be prepared; the server's log has the details"
-                result = Refused(message, request.file.param, is_fault=True)
+                result, may_go_on = Refused(message, request.file.param, is_fault=True), False
+            forks.go_on_after(reply)
             with suppress(OSError):  # the request may have ended
                 socket.send_fds(server, [msgspec.msgpack.encode(result)], memory)
+        for fd in [*arrays, *memory]:
+            os.close(fd)
+        return may_go_on
 
     def _prepared(self, request: PrepareFile, arrays: list[int]) -> tuple[int, int]:
         """Memory with the file as the encoder takes it; see write_prepared. Raises InvalidRequest."""
@@ -149,7 +173,7 @@ def main() -> None:
             children = Children(msgspec.msgpack.decode(data, type=PrepareSetup), connection)
             connection.sendall(msgspec.msgpack.encode(Opened()))
             gc.freeze()  # children share what is there
-            forks.serve(connection, MAX_MESSAGE_BYTES, children.run)
+            children.serve(connection)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from runtime.messages.media import AlignSound, Encode, EncodeRows, RowsEncoded
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, Profile
 from runtime.messages.steps import GroupSteps, StepPlan
+from runtime.models.vision.slices import finish
 from runtime.ranks.align import align
 from runtime.ranks.encode_clock import EncodeClock
 from runtime.ranks.encoded_media import encoder_of
@@ -106,7 +107,7 @@ class TorchExecutor:
         if media is None or encoder is None:
             return
         with torch.inference_mode():
-            if not command.media:
+            if not command.media and not command.until:
                 return media.encode(command, encoder)
             with self.encode_clock.running():
                 media.encode(command, encoder)
@@ -120,7 +121,7 @@ class TorchExecutor:
         media = command.media
         try:
             with torch.inference_mode():
-                rows = encoder.encode([media])[0].float().cpu()
+                rows = finish(encoder.slices([media]))[0].float().cpu()
         except (RuntimeError, ValueError, IndexError) as error:  # of an input of another shape
             log.get("ranks").warning("an input could not be encoded", shape=media.shape, exc_info=True)
             fault = f"an input of shape {media.shape} can't be encoded ({type(error).__name__})"

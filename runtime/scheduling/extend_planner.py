@@ -74,7 +74,10 @@ class ExtendPlanner:
         """`count` tokens, or as many as end where images, recurrent states and blocks let a chunk end. A step
         that has no other prompt takes up to `most` for an image that does not fit."""
         if self.encodings is not None and sequence.request.media and count > 0:
+            before_s = self.encodings.planned_s
             count = self.encodings.cut(sequence, sequence.computed_len, count, count if fill.rows else most)
+            if self.chunking is not None:
+                self.chunking.spend(self.encodings.planned_s - before_s)
         if count > 0 and (states := self.roster.cache.states) is not None:
             count = states.cut(sequence, count, is_begun=is_begun)
         return count - count % sequence.block_size

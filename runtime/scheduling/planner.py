@@ -12,6 +12,7 @@ from runtime.scheduling.diffusion.algorithms import Diffusion
 from runtime.scheduling.diffusion.block_planner import BlockPlanner
 from runtime.scheduling.draft_planner import DraftPlanner
 from runtime.scheduling.drafts import Draft, Drafter, planned
+from runtime.scheduling.encode_costs import BOUND_SHARE, ENCODE_S
 from runtime.scheduling.encodings import Encodings
 from runtime.scheduling.extend_planner import ExtendPlanner
 from runtime.scheduling.flight import Fill, Flight
@@ -264,8 +265,9 @@ class Planner:
         fill = Fill(size, int(size * admission.long_share) if has_others else size, {})
         if self.chunking is not None:
             self.chunking.begin(builder.work())
-            if self.encodings is not None:
-                self.encodings.most_s = self.chunking.left_s
+        if self.encodings is not None and builder.sequences and admission.has_chunks:
+            left_s = None if self.chunking is None else self.chunking.left_s
+            self.encodings.bound(ENCODE_S if left_s is None else left_s * BOUND_SHARE)
         for sequence in roster.extending:
             self.extends.extend(sequence, fill)
         decodes = bool(builder.sequences)

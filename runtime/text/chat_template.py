@@ -34,13 +34,15 @@ class ChatTemplates:
         marks: Mapping[str, str] = NO_MARKS,
     ) -> None:
         """`stops`: texts that end an answer; `marks`: texts for images, videos and sounds, by the type of a
-        part, where a template takes a string. Raises ModelError for a template that is not Jinja."""
+        part, where a template takes a string, or knows other types of these. Raises ModelError for a template
+        that is not Jinja."""
         environment = Sandbox()
         self.stops, self._marks = stops, marks
         self._special_tokens = special_tokens
         self.source = sources.get("default")  # of the template for ordinary chats; None: there is none
         self._templates = {}
         self._reads_parts = {}
+        self._unknown: dict[str, Mapping[str, str]] = {}  # `marks` of types that a template has no word for
         for name, source in sources.items():
             if len(source) > MAX_SOURCE:
                 raise ModelError(
@@ -49,6 +51,8 @@ class ChatTemplates:
             try:
                 self._templates[name] = environment.from_string(source)
                 self._reads_parts[name] = _reads_parts(environment.parse(source))
+                unknown = {kind: mark for kind, mark in marks.items() if kind not in source}
+                self._unknown[name] = unknown if len(unknown) < len(marks) else {}
             except RecursionError:
                 raise ModelError(
                     f"the chat template {name!r} of the model is nested too deeply; mend it or remove it"
@@ -71,9 +75,9 @@ class ChatTemplates:
             raise InvalidRequest(
                 f"chat_template_kwargs can't set {min(reserved)}", param="chat_template_kwargs"
             )
-        messages = [
-            _plain_message(message, self._reads_parts[name], self._marks) for message in chat.messages
-        ]
+        reads_parts = self._reads_parts[name]
+        marks = self._unknown[name] if reads_parts else self._marks
+        messages = [_plain_message(message, reads_parts, marks) for message in chat.messages]
         variables: Fields = {
             TURN: Turns(),
             "add_generation_prompt": not chat.continue_final,
@@ -153,8 +157,8 @@ def _reads_parts(tree: nodes.Template) -> bool:
 
 
 def _plain_message(message: Fields, reads_parts: bool, marks: Mapping[str, str]) -> Fields:
-    """A message as templates expect it: parts joined for templates that take strings, arguments as objects,
-    reasoning under each of its names."""
+    """A message as templates expect it: parts joined for templates that take strings, and for others those
+    that have `marks` as texts; arguments as objects, reasoning under each of its names."""
     message = dict(message)
     content = message.get("content")
     if isinstance(content, list):
@@ -162,13 +166,22 @@ def _plain_message(message: Fields, reads_parts: bool, marks: Mapping[str, str])
         if not reads_parts and None not in texts:
             message["content"] = "\n".join([text for text in texts if text is not None])
         else:
-            message["content"] = [dict(part) if isinstance(part, dict) else part for part in content]
+            message["content"] = [_part(part, marks) for part in content]
     if isinstance(calls := message.get("tool_calls"), list):
         message["tool_calls"] = [_plain_call(call) for call in calls]
     reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
     if reasoning is not None:
         message = {"thinking": reasoning} | message | {"reasoning_content": reasoning}
     return message
+
+
+def _part(part: JsonValue, marks: Mapping[str, str]) -> JsonValue:
+    """A part as templates that read parts take it: a copy, or a text for a type that has a mark."""
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    mark = marks.get(kind) if isinstance(kind, str) else None
+    return dict(part) if mark is None else {"type": "text", "text": mark}
 
 
 def _text_of(part: JsonValue, marks: Mapping[str, str]) -> str | None:

@@ -3,6 +3,7 @@ images into parts."""
 
 from pathlib import Path
 
+from runtime.media_kind import MediaKind
 from runtime.models.config.deepseek_hybrid_config import DeepSeekHybridEncoder
 from runtime.models.config.deepseek_ocr_config import DeepSeekOcrEncoder
 from runtime.models.config.kimi_vision_config import KimiEncoder
@@ -16,6 +17,7 @@ from runtime.text.llama4_images import open_llama4_images
 from runtime.text.media_prompts import MediaProcessor
 from runtime.text.minicpmv_images import open_minicpmv_images
 from runtime.text.siglip_images import open_siglip_images
+from runtime.text.smolvlm_videos import open_smolvlm
 from runtime.text.vocabulary import Vocabulary
 
 ImageEncoder = (
@@ -36,5 +38,7 @@ def open_images(folder: Path, encoder: ImageEncoder, vocabulary: Vocabulary) -> 
             return open_llama4_images(folder, encoder, vocabulary)
         case MiniCpmVEncoder():
             return open_minicpmv_images(folder, encoder, vocabulary)
+        case SiglipEncoder() if MediaKind.VIDEO in encoder.kinds:
+            return open_smolvlm(folder, encoder, vocabulary)
         case SiglipEncoder():
             return open_siglip_images(folder, encoder, vocabulary)

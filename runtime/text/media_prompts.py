@@ -13,6 +13,8 @@ from runtime.media_kind import NAMES
 from runtime.messages.media import Media, MediaInput, MediaKind, MediaSource, SoundLimits, TokenGrid
 from runtime.messages.requests import GenerateRequest
 from runtime.text.prepared_files import PreparedFiles
+from runtime.text.texts_around import Around, with_texts_around
+from runtime.text.vocabulary import Vocabulary
 
 NOTHING: Mapping[tuple[int, int], int] = {}
 
@@ -46,6 +48,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
     frame_step: float = 1.0  # as in MediaInput.frame_step
     # tokens before and behind the placeholder that are replaced with it, where it stands between both
     replaced: tuple[int, int] | tuple[()] = ()
+    # texts before and behind its tokens and those of its parts, which are tokenised with the text around them
+    around: Around = ()
     # tokens that would be one in a text, where they are neighbours at an end of `token_ids`, and that one
     joined: Mapping[tuple[int, int], int] = NOTHING
     # parts of the file that are encoded apart, whose tokens follow those of this one
@@ -93,12 +97,18 @@ class MediaPrompts:
     """Prompts of one model that takes images or sounds."""
 
     def __init__(
-        self, processor: MediaProcessor, loader: MediaLoader, *, pools: bool = False, kept_bytes: int = 0
+        self,
+        processor: MediaProcessor,
+        loader: MediaLoader,
+        vocabulary: Vocabulary,
+        *,
+        pools: bool = False,
+        kept_bytes: int = 0,
     ) -> None:
-        """`pools`: the model makes vectors, each of a text alone or of a file alone. `kept_bytes`: of
-        prepared files for later requests."""
+        """`vocabulary`: makes tokens of texts around files. `pools`: the model makes vectors, each
+        of a text alone or of a file alone. `kept_bytes`: of prepared files for later requests."""
         self.loader, self.pools = loader, pools
-        self._processor = processor
+        self._processor, self._vocabulary = processor, vocabulary
         self.files = PreparedFiles[Prepared](kept_bytes)
 
     @property
@@ -136,7 +146,12 @@ class MediaPrompts:
         if isinstance(self._processor, WritesPrompts):
             check_counts(prompt_ids, self._processor.placeholder_ids, prepared)
             return self._processor.written(prompt_ids, prepared)
-        return expand(prompt_ids, self._processor.placeholder_ids, prepared)
+        ids = self._processor.placeholder_ids
+        if any(one.around for one in prepared):
+            check_counts(prompt_ids, ids, prepared)
+            texts = {id: [one.around for one in prepared if one.kind is kind] for kind, id in ids.items()}
+            prompt_ids = with_texts_around(prompt_ids, texts, self._vocabulary)
+        return expand(prompt_ids, ids, prepared)
 
 
 def parts_of(one: Prepared) -> tuple[Prepared, ...]:

@@ -58,10 +58,16 @@ class PreparedFiles(Generic[T]):
 
 
 def are_inline(sources: Sequence[MediaSource]) -> bool:
-    """Whether the files themselves are in a request: in base64, or as data URLs."""
+    """Whether the files themselves are in a request: in base64, as data URLs, or decoded."""
     return bool(sources) and all(
-        one.encoded is not None or one.base64 or one.url[:5].lower() == "data:" for one in sources
+        one.encoded is not None or one.base64 or one.url[:5].lower() == "data:" or one.decoded is not None
+        for one in sources
     )
+
+
+def realm_of(tenant: str, cache_salt: str = "") -> str:
+    """What requests of a tenant share files with. `tenant`: "" where tenants share them."""
+    return repr((tenant, cache_salt))
 
 
 def keys_of(sources: Sequence[MediaSource], realm: str) -> list[bytes]:
@@ -72,14 +78,15 @@ def keys_of(sources: Sequence[MediaSource], realm: str) -> list[bytes]:
     for one in sources:
         index = indices[one.kind]
         key = sha256(f"{realm}\0{one.kind}\0{one.has_sound}\0{num_images}\0{index}\0".encode())
+        key.update(b"" if one.decoded is None else one.decoded.digest)
         text = one.base64 or one.url
         for at in range(0, len(text), PART_CHARS):
             key.update(text[at : at + PART_CHARS].encode("utf-8", "surrogatepass"))
             give_way()
-        for at in range(0, 0 if one.encoded is None else len(one.encoded), PART_CHARS):
-            assert one.encoded is not None
-            key.update(one.encoded[at : at + PART_CHARS])
-            give_way()
+        if (encoded := one.encoded) is not None:
+            for at in range(encoded.begin, encoded.end, PART_CHARS):
+                key.update(encoded.memory.read(at, min(at + PART_CHARS, encoded.end)))
+                give_way()
         keys.append(key.digest())
         indices[one.kind] += 1
     return keys

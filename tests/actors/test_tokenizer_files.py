@@ -99,7 +99,7 @@ class Bench:
             self._arrived.append,
             limits=LIMITS,
             isolates_tenants=isolates_tenants,
-            media=MediaPrompts(Processor(), self.loader, kept_bytes=kept_bytes),
+            media=MediaPrompts(Processor(), self.loader, LLAMA, kept_bytes=kept_bytes),
             progress=self.progress,
         )
 

@@ -19,7 +19,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import runtime
-from runtime.http.openai.stored_objects import ENDPOINTS
+from runtime.http.openai.stored_objects import SERVE
 from runtime.models.config.judge import judge_prompt
 from runtime.text.vocabulary import Vocabulary
 from tests.models.make import make_checkpoint
@@ -127,7 +127,7 @@ async def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
         assert len(rows(await post("/v1/embeddings", input="a" * 127, truncate_prompt_tokens=-1))) == 1
         assert (await post.client.get("/health_generate")).status_code == 200
         # as a line of a batch
-        batched = await ENDPOINTS["/v1/embeddings"](post.engine._core, b'{"input": ["a", "b"]}').complete()
+        batched = await SERVE["/v1/embeddings"](post.engine._core, b'{"input": ["a", "b"]}').complete()
         assert len(rows(msgspec.to_builtins(batched))) == 2
 
 

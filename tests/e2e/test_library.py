@@ -38,7 +38,29 @@ async def test_stream_equals_generate(checkpoint: Checkpoint) -> None:
         assert "".join(d.text for d in deltas) == whole.text and len(whole.token_ids) == 6
         chat = await engine.generate([{"role": "user", "content": "Hello"}], **GREEDY)
         assert chat.finish is not None and chat.finish.prompt_tokens > 6
-        assert len(await engine.generate_n([1, 2, 3], n=3, max_new_tokens=2)) == 3
+        several = await engine.generate_n([1, 2, 3], n=3, max_new_tokens=2, ignore_eos=True)
+        assert [len(answer.token_ids) for answer in several] == [2, 2, 2]
+        with pytest.raises(InvalidRequest, match="generate_n"):
+            await engine.generate([1, 2, 3], n=3)
+        for wrong in ("x", 0, 10**12):
+            with pytest.raises(InvalidRequest, match="^n: expected int"):
+                await engine.generate_n([1, 2, 3], n=wrong)
+
+
+@pytest.mark.anyio
+async def test_an_engine_answers_between_its_opening_and_its_end_alone(checkpoint: Checkpoint) -> None:
+    engine = runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL)
+    with anyio.fail_after(5):  # and does not wait for an opening that may never come
+        for call in (engine.generate("Hello"), engine.flush_cache(), engine.embed("Hello")):
+            with pytest.raises(Unavailable, match="not open; use it within"):
+                await call
+    async with engine:
+        with pytest.raises(Unavailable, match="opened once"):
+            await engine.__aenter__()
+        assert (await engine.generate("Hello", **GREEDY)).token_ids
+    with pytest.raises(Unavailable, match="opened once"):
+        async with engine:
+            pass
 
 
 @pytest.mark.anyio
@@ -184,9 +206,15 @@ def test_blocking(checkpoint: Checkpoint) -> None:
         one = llm.generate("Hello", **GREEDY)
         many = llm.generate(["Hello", "World"], **GREEDY)
         assert many[0].text == one.text and len(many) == 2
+        chats = [[{"role": "user", "content": text}] for text in ("Hello", "World")]
+        assert [a.token_ids for a in llm.generate(chats, **GREEDY)] == [
+            llm.generate(chat, **GREEDY).token_ids for chat in chats
+        ]
+        assert len(llm.generate([[1, 2], [3]], **GREEDY)) == 2
+        assert len(llm.generate_n("Hello", n=2, max_new_tokens=2)) == 2
         with pytest.raises(InvalidRequest):
             llm.generate(["x"], temperature=-1)
-        for nothing in (None, 7):
+        for nothing in (None, 7, b"Hello"):
             with pytest.raises(InvalidRequest, match="a prompt is"):
                 llm.generate(nothing)  # type: ignore[arg-type]
     llm.close()
@@ -224,7 +252,7 @@ async def test_mounted_under_a_prefix(checkpoint: Checkpoint) -> None:
 
 @pytest.mark.anyio
 async def test_an_app_with_its_own_engine(checkpoint: Checkpoint) -> None:
-    llm = runtime.asgi(model_path=str(checkpoint("qwen3")), **SMALL)
+    llm = runtime.asgi(str(checkpoint("qwen3")), **SMALL)
     app = Starlette(routes=[Mount("/llm", llm)], lifespan=llm.lifespan)
     async with (
         app.router.lifespan_context(app),

@@ -65,7 +65,7 @@ def decoded(kind: MediaKind, **limits: Any) -> np.ndarray:
     """What FILM shows, or sounds like."""
     fd = os.memfd_create("film")
     os.write(fd, FILM)
-    return decode_file(fd, DecodeRequest(kind, False, 10.0, DecodeLimits(**limits)))[1]
+    return decode_file(fd, DecodeRequest(kind, None, 10.0, DecodeLimits(**limits)))[1]
 
 
 def png() -> bytes:

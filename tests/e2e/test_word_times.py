@@ -17,6 +17,9 @@ from transformers.models.whisper.tokenization_whisper import _combine_tokens_int
 import runtime
 from runtime.actors.rank_commands import RankCommands
 from runtime.http.openai.audio.windows import windows
+from runtime.messages.media import Media
+from runtime.preparation.preparer import Preparer
+from runtime.text.media_prompts import Prepared
 from tests.e2e.test_transcriptions import LONG, PATH, wav
 from tests.models.make_audio import RATE, SOUND_PREPARATION
 from tests.models.make_whisper import END, IDS, make_whisper
@@ -109,14 +112,20 @@ def client(engine: runtime.Engine) -> httpx.AsyncClient:
 async def test_times_are_those_of_transformers(
     options: dict[str, Any], whisper: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each part of the sound is encoded once."""
+    """Each part of the sound is prepared once, and encoded once."""
     answers, encode, encodings = Answers(whisper), RankCommands.encode, list[int]()
+    prepare, prepared = Preparer.prepare, list[bytes]()
 
     async def spy(self: RankCommands, command: Any) -> Any:
         encodings.append(command.media.id)
         return await encode(self, command)
 
+    def count(self: Preparer, media: Media) -> Prepared:
+        prepared.append(media.digest)
+        return prepare(self, media)
+
     monkeypatch.setattr(RankCommands, "encode", spy)
+    monkeypatch.setattr(Preparer, "prepare", count)
     async with runtime.Engine(model_path=str(whisper), **OPTIONS | options) as engine, client(engine) as http:
         files = {"file": ("a.wav", wav(LONG))}
         both = FORM | {"timestamp_granularities[]": ["word", "segment"]}
@@ -127,6 +136,7 @@ async def test_times_are_those_of_transformers(
             expected += answers.words(samples, begin / RATE, end / RATE, tokens, is_cut=len(tokens) > COUNT)
         assert len(expected) > 4 and len({one["end"] for one in expected}) > 4
         assert answer["words"] == expected
+        assert len(set(prepared)) == len(prepared) == len(cuts)
         assert len(set(encodings)) == len(cuts) and min(encodings) >= 0, "the ranks keep what they encoded"
         texts = ["".join(one["text"].split()) for one in answer["segments"]]
         assert "".join(texts) == "".join(["".join(one["word"].split()) for one in answer["words"]])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import TooLarge
 from runtime.http import json_weight
+from runtime.http.cut_body import MIN_BYTES
 from runtime.http.json_weight import UNWEIGHED_BYTES, check_weight, joined_body, weight_of
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +66,9 @@ async def test_many_values_are_refused_and_much_text_is_not(piece: str, is_taken
             await check_weight(body, most)
 
 
-@pytest.mark.parametrize("size, is_aside", [(UNWEIGHED_BYTES, False), (UNWEIGHED_BYTES + 1, True)])
+@pytest.mark.parametrize(
+    "size, is_aside", [(UNWEIGHED_BYTES, False), (UNWEIGHED_BYTES + 1, True), (2 * MIN_BYTES, True)]
+)
 async def test_large_bodies_are_joined_in_a_worker_thread(
     size: int, is_aside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

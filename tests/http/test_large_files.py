@@ -12,6 +12,7 @@ from runtime.http import websocket
 from runtime.http.app import http_app
 from runtime.http.cut_body import MIN_BYTES, cut, with_texts
 from runtime.http.openai.responses import routes
+from runtime.memory_file import MemoryFile
 from runtime.messages.media import MediaKind
 from tests.http.fake import FakeService
 from tests.http.serving import serving
@@ -53,7 +54,7 @@ async def test_responses_are_stored_as_they_came(monkeypatch: pytest.MonkeyPatch
         assert answer.status_code == 200, answer.text
         (file,) = service.requests[-1].media
         assert (file.url, file.base64) == (HEAD, "") and file.encoded is not None
-        assert bytes(file.encoded).decode() == FILE and max(decoded) < 1024
+        assert file.encoded.read().decode() == FILE and max(decoded) < 1024
         (item,) = (await http.get(f"/v1/responses/{answer.json()['id']}/input_items")).json()["data"]
         assert item["content"] == ITEMS[0]["content"]
         text = await http.post("/v1/responses", json={"input": "hi", "user": FILE})
@@ -75,7 +76,7 @@ async def test_counting_decodes_no_file(monkeypatch: pytest.MonkeyPatch) -> None
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         counted = await http.post("/v1/responses/input_tokens", json={"input": ITEMS})
     assert counted.json()["input_tokens"] == 3 and max(decoded) < 1024
-    assert [bytes(file.encoded).decode() for file in files] == [FILE]
+    assert [file.encoded.read().decode() for file in files] == [FILE]
 
 
 async def test_messages_of_a_socket_are_decoded_without_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +87,7 @@ async def test_messages_of_a_socket_are_decoded_without_files(monkeypatch: pytes
         await send(connection, id="a", path="/v1/chat/completions", body=body)
         assert "answer" in await receive(connection)
         (file,) = service.requests[-1].media
-        assert file.encoded is not None and bytes(file.encoded).decode() == FILE and max(decoded) < 1024
+        assert file.encoded is not None and file.encoded.read().decode() == FILE and max(decoded) < 1024
         text = {"messages": [{"role": "user", "content": "hi"}], "user": FILE, "max_tokens": 2}
         await send(connection, id="b", path="/v1/chat/completions", body=text)
         assert "answer" in await receive(connection), "a text that looks like a file"
@@ -97,6 +98,8 @@ async def test_messages_of_a_socket_are_decoded_without_files(monkeypatch: pytes
 
 def test_texts_stand_where_their_marks_were() -> None:
     value = {"a": HEAD + FILE, "b": [FILE, 1], "c": "d"}
-    body = cut(msgspec.json.encode(value))
+    memory = MemoryFile()
+    memory.append(msgspec.json.encode(value))
+    body = cut(memory)
     assert len(body.texts) == 2 and with_texts(body.content, body.texts) == body.whole
     assert with_texts(body.whole, {}) == body.whole

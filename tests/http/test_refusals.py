@@ -218,6 +218,23 @@ async def test_what_is_not_the_json_of_a_request(path: str) -> None:
         assert (await http.post(path, json=BASE[path])).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("raw", "fault"),
+    [
+        (
+            b'{"user": "cut in \\ud83d"}',
+            r"\ud83d is half a surrogate pair (byte 17); send the whole character",
+        ),
+        (b'{"user": "\\uDE00"}', r"\uDE00 is half a surrogate pair (byte 10)"),
+        (b'{"user": "\\ud83d\\ude00", "n', "truncated"),
+        (b"\xef\xbb\xbf{}", "begins with a byte order mark"),
+    ],
+)
+async def test_what_json_cannot_hold_is_named(raw: bytes, fault: str) -> None:
+    async with client(FakeService()) as http:
+        assert fault in error_of(await http.post(CHAT, content=raw), 400)["message"]
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("path", BASE)
 async def test_wrong_fields_are_named(path: str, is_stream: bool) -> None:

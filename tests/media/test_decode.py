@@ -13,7 +13,7 @@ from PIL import Image
 from pillow_heif import register_heif_opener
 
 from runtime.media.decode import decode_file
-from runtime.media.decode_messages import DecodeError, DecodeRequest, DecodeResult
+from runtime.media.decode_messages import DecodeError, DecodeRequest, DecodeResult, TextPlace
 from runtime.media.settings import DecodeLimits
 from runtime.media.videos import sampled
 from runtime.messages.media import MediaKind
@@ -25,7 +25,8 @@ def decoded(
 ) -> tuple[DecodeResult, np.ndarray]:
     fd = os.memfd_create("test")
     os.write(fd, data)
-    return decode_file(fd, DecodeRequest(kind, is_base64, 10.0, DecodeLimits(**limits)))
+    text = TextPlace(0, len(data)) if is_base64 else None
+    return decode_file(fd, DecodeRequest(kind, text, 10.0, DecodeLimits(**limits)))
 
 
 def picture(data: bytes, **limits: Any) -> np.ndarray:

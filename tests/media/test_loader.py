@@ -1,5 +1,6 @@
 """From what a client named to arrays: over a network that lies, and with decoders that die."""
 
+import hashlib
 import os
 import threading
 from base64 import b64encode
@@ -8,12 +9,14 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec import structs
 
 from runtime.errors import Forbidden, InvalidRequest, RequestError
 from runtime.media import decoders, fetch, loader
 from runtime.media.settings import DecodeLimits
 from runtime.media.spool import spool
-from runtime.messages.media import MediaKind
+from runtime.memory_file import MemoryFile
+from runtime.messages.media import EncodedText, MediaKind
 from tests.media.files import image, pixels, sound, video
 from tests.media.loading import PARAM, PNG, ended, error, is_picture, loading, named, png, web
 
@@ -192,7 +195,7 @@ async def test_the_loop_is_not_where_files_are_read(monkeypatch: pytest.MonkeyPa
         assert len(data) <= loader.write_base64.__globals__["PART_CHARS"]
         return write(fd, data)
 
-    monkeypatch.setattr("runtime.media.spool.os.write", spy)
+    monkeypatch.setattr("runtime.memory_file.os.write", spy)
     text = b64encode(image("JPEG", pixels(2160, 3840))).decode()
     turns = 0
     async with loading() as one, ended() as tasks:
@@ -208,3 +211,23 @@ async def test_the_loop_is_not_where_files_are_read(monkeypatch: pytest.MonkeyPa
     assert media.values.shape == (1, 2160, 3840, 3) and threading.get_ident() not in wrote and wrote
     assert turns > 100  # the loop went round meanwhile
     assert "PIL" not in fetch.__dict__ and "PIL" not in loader.__dict__
+
+
+async def test_files_of_one_body_are_read_where_they_stand() -> None:
+    """Several decoders share its descriptor, and none sees more than its own text."""
+    files = [image("PNG", pixels(40, width)) for width in (8, 16, 24, 32)]
+    memory, sources = MemoryFile(), []
+    for file in files:
+        memory.append(b'"data:image/png;base64,')
+        begin = memory.num_bytes
+        memory.append(b64encode(file))
+        text = EncodedText(memory, begin, memory.num_bytes)
+        sources.append(named("data:image/png;base64,", encoded=text))
+        memory.append(b'",')
+    memory.seal()
+    cut_short = structs.replace(sources[0], encoded=EncodedText(memory, 23, 60))
+    async with loading(max_decoders=4) as one:
+        loaded = await one.load(sources)
+        assert "image" in (await error(one, cut_short)).message
+    assert [media.values.shape for media in loaded] == [(1, 40, width, 3) for width in (8, 16, 24, 32)]
+    assert [media.digest for media in loaded] == [hashlib.sha256(file).digest() for file in files]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -21,10 +22,11 @@ from transformers.models.deepseek_vl_hybrid.image_processing_pil_deepseek_vl_hyb
 )
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.video_utils import VideoMetadata
 
 from tests.models.make import FAMILIES, SIZES, randomize, write_tokenizer
 from tests.models.make_gemma_vision import SIGLIP
-from tests.models.make_media import PLACEHOLDER, name_placeholder
+from tests.models.make_media import PLACEHOLDER, VIDEO_PLACEHOLDER, name_placeholder
 from tests.models.on_pillow import on_pillow, prepared
 
 ROW, START, END, NEXT, NEXT_ROW = 254, 253, 252, 251, 250  # bytes that no text of these tests has
@@ -33,6 +35,7 @@ TOWER = SIGLIP | {"image_size": EDGE}  # 4 x 4 patches
 SIZE = {"height": EDGE, "width": EDGE}
 HALVES = (0.5, 0.5, 0.5)
 COHERE = SIZES | FAMILIES["cohere2"][1] | {"model_type": "cohere2"}
+NUMBER_WORDS = {2: "two", 3: "three"}  # of num2words, which transformers takes them from
 Prepared = tuple[dict[str, Any], list[list[int]]]  # arguments of the model, and the tokens of each image
 
 
@@ -276,3 +279,40 @@ class SmolVlm(Idefics3):
     seed = 1  # no answer has the placeholder
     architecture, kind = "SmolVLMForConditionalGeneration", "SmolVLMConfig"
     preparation = Idefics3.preparation | {"do_image_splitting": False}
+    marks = Idefics3.marks | {"<video>": VIDEO_PLACEHOLDER}
+
+    def prepare_video(self, video: np.ndarray, rate: float, indices: Sequence[int]) -> tuple[Any, str]:
+        """Pixels of the frames of a video, uint8 [frames, height, width, 3], and the text that stands for it.
+        `indices`: which of the file's frames they are, at this rate, the last one of the file among them."""
+        module = "smolvlm.video_processing_smolvlm"
+        processor = on_pillow(module, "SmolVLMVideoProcessor", replaces_own=False)
+        processor.max_image_size = self.preparation["max_image_size"]
+        found = processor._preprocess(
+            [torch.from_numpy(video).permute(0, 3, 1, 2).contiguous()],
+            size=SizeDict(**self.preparation["size"]),
+            resample=1,
+            do_resize=True,
+            do_rescale=True,
+            rescale_factor=1 / 255,
+            do_normalize=True,
+            do_pad=True,
+            image_mean=HALVES,
+            image_std=HALVES,
+            return_tensors="pt",
+        )
+        metadata = VideoMetadata(
+            total_num_frames=indices[-1] + 1,
+            fps=rate,
+            duration=(indices[-1] + 1) / rate,
+            frames_indices=list(indices),
+        )
+        names = SimpleNamespace(
+            fake_image_token="<fake_token_around_image>",
+            global_image_token="<global-img>",
+            image_token="<image>",
+            image_seq_len=4,
+        )
+        pixels = found["pixel_values"]
+        inputs = {"pixel_values": pixels, "video_metadata": [metadata]}
+        with patch("transformers.models.smolvlm.processing_smolvlm.num2words", NUMBER_WORDS.__getitem__):
+            return pixels, transformers.SmolVLMProcessor.replace_video_token(names, inputs, 0)

@@ -55,8 +55,9 @@ class OnPillow:
         return image.sub(next(parts)).div_(next(parts))
 
 
-def on_pillow(module: str, name: str) -> Any:
-    """A processor of this class of transformers, without settings."""
+def on_pillow(module: str, name: str, *, replaces_own: bool = True) -> Any:
+    """A processor of this class of transformers, without settings. `replaces_own`: also methods of its own,
+    and not only those of its base."""
     stubs = {one: ModuleType(one) for one in NAMES}
     for one, stub in stubs.items():
         stub.__spec__ = ModuleSpec(one, None)
@@ -64,7 +65,10 @@ def on_pillow(module: str, name: str) -> Any:
     stubs[NAMES[-2]].functional = stubs[NAMES[-1]]  # type: ignore[attr-defined]
     with patch.dict(sys.modules, stubs):
         processor = getattr(import_module(f"transformers.models.{module}"), name)
-    return object.__new__(type(name, (OnPillow, processor), {}))
+    if replaces_own:
+        return object.__new__(type(name, (OnPillow, processor), {}))
+    base = type("Base", (OnPillow, *processor.__bases__), {})
+    return object.__new__(type(name, (processor, base), {}))
 
 
 def prepared(processor: Any, images: Sequence[np.ndarray], **settings: Any) -> Any:

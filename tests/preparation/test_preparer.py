@@ -3,6 +3,7 @@ with it alone."""
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,17 @@ def opened(folder: Path) -> Iterator[tuple[MediaProcessor, Preparer]]:
 
 def same(one: Prepared, other: Prepared) -> bool:
     arrays = [(one.values, other.values), (one.positions, other.positions)]
-    fields = ("kind", "digest", "token_ids", "grid", "token_grids", "frame_step", "replaced", "joined")
+    fields = (
+        "kind",
+        "digest",
+        "token_ids",
+        "grid",
+        "token_grids",
+        "frame_step",
+        "replaced",
+        "around",
+        "joined",
+    )
     return (
         all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in arrays)
         and all(getattr(one, name) == getattr(other, name) for name in fields)
@@ -100,8 +111,8 @@ def test_a_child_that_is_killed_fails_its_own_file(tmp_path: Path, monkeypatch: 
 
         def kill(question: Question) -> Answer:
             """While it waits for the tokens of a moment's time."""
-            (pid,) = map(int, children.read_text().split())
-            os.kill(pid, signal.SIGKILL)
+            for pid in map(int, children.read_text().split()):  # others may wait for files
+                os.kill(pid, signal.SIGKILL)
             return Answer([1])
 
         with monkeypatch.context() as patched, pytest.raises(InternalFault, match="field: the process"):
@@ -111,6 +122,35 @@ def test_a_child_that_is_killed_fails_its_own_file(tmp_path: Path, monkeypatch: 
         first.kill()
         first.wait()
         assert same(there.prepare(one), here.prepare(one)) and there._process is not first
+
+
+def children_of(one: Preparer) -> list[int]:
+    assert one._process is not None
+    pid = one._process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_children_prepare_many_small_files(tmp_path: Path) -> None:
+    """Until they end. One may not have been heard to wait yet when the next file comes, which then has
+    another."""
+    make_qwen_vl(tmp_path, "2")
+    small, large = media(), media(height=1100, width=1000)
+    with opened(tmp_path) as (here, there):
+        seen: set[int] = set()
+        for _ in range(40):  # more than a child may have open files
+            there.prepare(small)
+            seen.update(children_of(there))
+        assert len(seen) < 10
+        assert same(there.prepare(large), here.prepare(large))
+        with pytest.raises(InvalidRequest, match="too narrow"):
+            there.prepare(media(height=1, width=900))
+        waiting = children_of(there)
+        for child in waiting:
+            os.kill(child, signal.SIGKILL)
+        while children_of(there):
+            time.sleep(0.001)
+        assert same(there.prepare(small), here.prepare(small)), "children that died while they waited"
+        assert not seen.union(waiting).intersection(children_of(there))
 
 
 @pytest.mark.parametrize("size", [3, COPIED_BYTES])
@@ -132,6 +172,7 @@ def test_all_fields_come_through(size: int) -> None:
         token_grids=(TokenGrid(0, 1, 5, 6, back=2),),
         frame_step=1.5,
         replaced=(3, 4),
+        around=("before", "behind"),
         joined={(1, 2): 9},
         parts=(part,),
         inner=(part, part),

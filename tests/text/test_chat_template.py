@@ -324,3 +324,12 @@ def test_images_are_marks_in_templates_that_take_strings() -> None:
     looping = "{% for m in messages %}{% for part in m.content %}{{ part.type }} {% endfor %}{% endfor %}"
     marked = ChatTemplates({"default": looping}, {}, marks={"image": "<IMG>"})
     assert marked.render(chat) == "image text "
+    knowing = (
+        "{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}<image>"
+        "{% elif p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    marked = ChatTemplates({"default": knowing}, {}, marks={"image": "<image>", "video": "<VIDEO>"})
+    parts = [{"type": "video", "video": ""}, *parts]
+    assert marked.render(Chat([{"role": "user", "content": parts}])) == "<VIDEO><image>what?", (
+        "a template that knows images and no videos is given the mark"
+    )

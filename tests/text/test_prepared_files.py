@@ -3,12 +3,15 @@
 from base64 import b64encode
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec import structs
 
 from runtime.media_kind import MediaKind
-from runtime.messages.media import MediaSource
+from runtime.messages.media import Media, MediaSource
 from runtime.text.prepared_files import PART_CHARS, PreparedFiles, are_inline, keys_of
 
+SOUND = Media(kind=MediaKind.AUDIO, param="file", digest=b"one", values=np.zeros(3, np.float32))
 LARGE = "A" * (2 * PART_CHARS + 5)
 
 
@@ -46,6 +49,7 @@ def test_the_least_recently_used_are_dropped() -> None:
         ([named("file:///a.png")], False),
         ([named(base64="AAAA"), named("http://a/b")], False),
         ([named(data=b"x")], False),
+        ([named(decoded=SOUND)], True),
         ([], False),
     ],
 )
@@ -73,3 +77,9 @@ def test_equal_files_have_equal_keys() -> None:
     one, other = keys_of([named(base64=text), named(base64=text)], ""), keys_of([named(base64=text)] * 2, "")
     assert one == other and one[0] != one[1], "the second image of a prompt may be prepared otherwise"
     assert len(keys_of([named(base64="half a pair \ud83d")], "")) == 1
+
+
+def test_a_decoded_file_is_known_by_what_it_was_decoded_from() -> None:
+    keys = keys_of([named(decoded=SOUND)], "")
+    assert keys == keys_of([named(decoded=structs.replace(SOUND, param="other"))], "")
+    assert keys != keys_of([named(decoded=structs.replace(SOUND, digest=b"other"))], "")

@@ -5,7 +5,7 @@ rows of one phase: all of them decode one token, or they are the other rows. Ker
 return the log-sum-exp of each row, from which `apply_sinks` computes the same result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -18,6 +18,8 @@ from runtime.devices.attention_backends import BACKENDS
 from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda import attention as paged
+from runtime.devices.cuda.cudnn import CudnnBackend
+from runtime.devices.cuda.cudnn_pages import USUAL_SIZES, GraphSizes
 from runtime.devices.cuda.kernels.launch import Gpu
 from runtime.devices.cuda.mla import UpProjection, mla_attention
 from runtime.errors import StartError
@@ -160,6 +162,11 @@ class HybridAttentionBackend:
         self.prefill = prefill
         self.decode = decode
 
+    def take_pages(self, caches: Sequence[tuple[Tensor, ...]]) -> None:
+        """The caches that a rank keeps, before its first request; see Device.take_pages."""
+        if isinstance(self.prefill, CudnnBackend):
+            self.prefill.take_pages(caches)
+
     def plan(
         self, plan: AttentionRows, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
     ) -> PhasePlans:
@@ -222,7 +229,7 @@ def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     return (out * torch.sigmoid(lse - sinks).unsqueeze(2)).to(out.dtype)
 
 
-# name -> module:class, constructed with (dtype, gpu)
+# name -> module:class, constructed with (dtype, gpu), that of cuDNN with the sizes of steps as well
 BACKEND_CLASSES = {
     "triton": "runtime.devices.cuda.attention_backends:TritonBackend",
     "torch_native": "runtime.devices.cuda.attention_backends:TorchNativeBackend",
@@ -237,8 +244,11 @@ BACKEND_CLASSES = {
 }
 
 
-def open_backend(name: str, dtype: torch.dtype, gpu: Gpu, capability: tuple[int, int]) -> AnyBackend:
-    """The backend of this name. Raises StartError where the GPU or the installed packages lack it."""
+def open_backend(
+    name: str, dtype: torch.dtype, gpu: Gpu, capability: tuple[int, int], sizes: GraphSizes
+) -> AnyBackend:
+    """The backend of this name. `sizes`: of steps, by which cuDNN's graphs are built. Raises StartError where
+    the GPU or the installed packages lack it."""
     facts = BACKENDS[name]
     if facts.majors and capability[0] not in facts.majors:
         wanted, actual = ", ".join(f"{major}.x" for major in facts.majors), ".".join(map(str, capability))
@@ -252,9 +262,9 @@ def open_backend(name: str, dtype: torch.dtype, gpu: Gpu, capability: tuple[int,
             "or choose triton"
         )
     module, _, kind = BACKEND_CLASSES[name].partition(":")
-    make: Callable[[torch.dtype, Gpu], AnyBackend] = getattr(import_module(module), kind)
+    make: Callable[..., AnyBackend] = getattr(import_module(module), kind)
     try:
-        return make(dtype, gpu)
+        return make(dtype, gpu, sizes) if make is CudnnBackend else make(dtype, gpu)
     except ImportError as error:
         raise StartError(
             f"--attention-backend {name} needs the package {facts.package} ({error}); "
@@ -263,10 +273,15 @@ def open_backend(name: str, dtype: torch.dtype, gpu: Gpu, capability: tuple[int,
 
 
 def open_hybrid_backend(
-    prefill: str, decode: str, dtype: torch.dtype, gpu: Gpu, capability: tuple[int, int]
+    prefill: str,
+    decode: str,
+    dtype: torch.dtype,
+    gpu: Gpu,
+    capability: tuple[int, int],
+    sizes: GraphSizes = USUAL_SIZES,
 ) -> HybridAttentionBackend | None:
-    """The backends of both phases; None where both are triton, which needs no adapter."""
+    """The backends of both phases; None where both are triton, which needs no adapter. `sizes`: of steps."""
     if prefill == decode == "triton":
         return None
-    backends = {name: open_backend(name, dtype, gpu, capability) for name in {prefill, decode}}
+    backends = {name: open_backend(name, dtype, gpu, capability, sizes) for name in {prefill, decode}}
     return HybridAttentionBackend(backends[prefill], backends[decode])

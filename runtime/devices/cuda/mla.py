@@ -124,6 +124,16 @@ def _read(cache: Tensor, locations: Tensor, dtype: torch.dtype) -> Tensor:
     return cache.index_select(0, locations).to(dtype)
 
 
+def expanded_room(length: int) -> int:
+    """Tokens that a row of `length` has room for where others attend."""
+    return next_power_of_2(-(-length // EXPANDED_PAGE)) * EXPANDED_PAGE
+
+
+def expanded_heads(dim: int, room: int) -> int:
+    """Heads that are expanded at once, of which a token's key and value have `dim` numbers together."""
+    return max(1, MAX_EXPANDED // (dim * room))
+
+
 def _attend_expanded(
     q: Tensor,
     latents: Tensor,
@@ -146,10 +156,9 @@ def _attend_expanded(
     dim, value_dim = q.shape[2], up.values.shape[2]
     table = torch.zeros(1, 1, 1, dtype=torch.int32, device=q.device).expand(1, plan.page_tables.shape[1], 1)
     row_plan = AttentionPlan((launch,), table, ONE_PAGE)
-    length, room = launch.max_kv_len, launch.max_kv_len
-    if attend is not None:
-        room = next_power_of_2(-(-length // EXPANDED_PAGE)) * EXPANDED_PAGE
-    step = max(1, MAX_EXPANDED // ((dim + value_dim) * room))
+    length = launch.max_kv_len
+    room = length if attend is None else expanded_room(length)
+    step = expanded_heads(dim + value_dim, room)
     for at in range(0, num_heads, step):
         heads = slice(at, min(at + step, num_heads))
         num = heads.stop - at

@@ -72,7 +72,7 @@ def chat_body(body: CountBody) -> ChatBody:
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     if body.tools:
         fields["tools"] = [tool_of(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
-        fields |= _choice(body)
+    fields |= _choice(body)
     if body.output_config is not None and body.output_config.effort is not None:
         fields["reasoning_effort"] = body.output_config.effort
     form = (body.output_config.format if body.output_config is not None else None) or body.output_format

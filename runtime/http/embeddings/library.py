@@ -1,6 +1,7 @@
 """Embeddings, classes and scores for the library's Engine. Calls take the way of the HTTP routes, checks
 included."""
 
+from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TypeVar
@@ -40,11 +41,13 @@ class Ranked(Struct, frozen=True):
     document: str
 
 
-class Vectors:
+class Vectors(ABC):
     """The methods of an engine that return numbers. All raise InvalidRequest, Overloaded, Unavailable."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    @property
+    @abstractmethod
+    def _service(self) -> Service:
+        """What serves the engine's requests. Raises Unavailable where nothing does."""
 
     async def embed(
         self,

@@ -25,7 +25,8 @@ def adapter_named(card: ModelCard, model: str | None) -> str:
         return name
     more = f" and the adapters {', '.join(card.adapters)}" if card.adapters else ""
     raise ModelNotFound(
-        f"the model {model} is not served here; this server has {card.name}{more}", param="model"
+        f"the model {model or repr(model)} is not served here; this server has {card.name}{more}",
+        param="model",
     )
 
 

@@ -30,6 +30,7 @@ from runtime.http.streaming.pace import Pace, Take
 from runtime.http.streaming.rows import made
 from runtime.http.streaming.stream import Stream
 from runtime.messages.cost import check_cost, check_sequences, is_free
+from runtime.messages.media import EncodedText
 from runtime.messages.requests import Delta, GenerateRequest
 from runtime.service import Service
 
@@ -70,7 +71,7 @@ class Exchange:
                 transfer = structs.replace(request.transfer, bearer=headers.bearer)
                 self.requests[number] = structs.replace(request, transfer=transfer)
 
-    def take_files(self, texts: Mapping[str, memoryview]) -> bool:
+    def take_files(self, texts: Mapping[str, EncodedText]) -> bool:
         """Gives the requests the files that marks in their body stand for; False: some stand for something
         else. To be called before `submit`."""
         if (found := put_back(self.requests, texts)) is None:

@@ -42,6 +42,7 @@ from runtime.models.config.siglip_config import (
     read_cohere2_vision,
     read_deepseek_vl,
     read_idefics3,
+    read_smolvlm,
 )
 from runtime.models.config.transformers_config import has_media
 from runtime.models.config.transformers_media import TransformersEncoder, read_transformers_media
@@ -264,7 +265,7 @@ READERS: dict[str, Callable[[bytes, int], MediaConfig | None]] = {
     "Qwen3OmniMoeThinkerForConditionalGeneration": read_thinker3,
     "Qwen3VLForConditionalGeneration": read_qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": read_qwen3_vl,
-    "SmolVLMForConditionalGeneration": read_idefics3,
+    "SmolVLMForConditionalGeneration": read_smolvlm,
     WHISPER: read_whisper,
 }
 

@@ -3,7 +3,7 @@ DeepSeek-VL, Aya Vision, Cohere's Command A Vision, Idefics 3 and SmolVLM. Torch
 
 from typing import ClassVar, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
@@ -70,8 +70,8 @@ class SiglipEncoder(Struct, frozen=True, kw_only=True):
     merger_eps: float | None = None  # of a norm of what the connector is given; None: there is none
     has_last_norm: bool = True  # behind the tower's layers
     has_nearest_positions: bool = False  # positions are found by the distance from the image's edge
+    kinds: frozenset[MediaKind] = frozenset({MediaKind.IMAGE})  # what it takes
     has_token_grids: ClassVar[bool] = False  # its tokens have a position each
-    kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.IMAGE})  # what it takes
 
     @property
     def merged_size(self) -> int:
@@ -147,7 +147,7 @@ def read_cohere2_vision(raw: bytes, hidden_size: int) -> SiglipEncoder:
 
 
 def read_idefics3(raw: bytes, hidden_size: int) -> SiglipEncoder:
-    """Idefics 3 and SmolVLM. Raises ModelError."""
+    """Idefics 3. Raises ModelError."""
     hf = decode(raw, HfIdefics3, "config.json")
     return SiglipEncoder(
         layout="idefics3",
@@ -158,6 +158,12 @@ def read_idefics3(raw: bytes, hidden_size: int) -> SiglipEncoder:
         merge_size=hf.scale_factor,
         has_nearest_positions=True,
     )
+
+
+def read_smolvlm(raw: bytes, hidden_size: int) -> SiglipEncoder:
+    """SmolVLM: Idefics 3 with videos. Raises ModelError."""
+    encoder = read_idefics3(raw, hidden_size)
+    return structs.replace(encoder, kinds=encoder.kinds | {MediaKind.VIDEO})
 
 
 def tower_of(vision: HfSiglip, *, merge: int, num_layers: int | None = None) -> ClipTower:

@@ -31,13 +31,13 @@ class Foreign(Struct, frozen=True):
         return f"it has no place here: {self.why}"
 
 
-def unknown(alias: str, kind: str) -> str:
+def unknown(alias: str, kind: str, where: str = "") -> str:
     """The refusal of an option that does not exist here, with what is most likely meant. `kind` is how it was
-    given: a flag, or an option by its name."""
+    given: a flag, or an option by its name. `where`: " in FILE"."""
     flag = canonical(alias if kind == "flag" else f"--{alias}")
     if (theirs := foreign().get(flag)) is not None:
-        return f"{alias} is {theirs.title}'s; {theirs.meaning()}"
-    return f"{alias} is no {kind} of this runtime; {_hint(flag, kind)}"
+        return f"{alias}{where} is {theirs.title}'s; {theirs.meaning()}"
+    return f"{alias}{where} is no {kind} of this runtime; {_hint(flag, kind)}"
 
 
 def _hint(flag: str, kind: str) -> str:

@@ -38,8 +38,10 @@ OWN_LABELS = frozenset(
 )
 
 
-def served_name_has_no_colon(options: Values) -> str | None:
-    """The served model name has no colon: requests name an adapter as MODEL:ADAPTER."""
+def served_name_is_possible(options: Values) -> str | None:
+    """The served model name is a word without a colon: requests name an adapter as MODEL:ADAPTER."""
+    if not options["served_model_name"].strip():
+        return "--served-model-name is empty; give the name that clients use, or leave it out"
     if ":" in options["served_model_name"]:
         return (
             f"--served-model-name {options['served_model_name']} holds a colon, which stands between model "
@@ -65,6 +67,29 @@ def root_path_is_a_path(options: Values) -> str | None:
     path = options["fastapi_root_path"]
     if path and (not path.startswith("/") or path.endswith("/")):
         return f"--fastapi-root-path {path} must begin with / and not end with it; give a path like /llm"
+    return None
+
+
+def origins_have_no_path(options: Values) -> str | None:
+    """--cors-origins are as browsers send them: a scheme and a host, and no slash at the end."""
+    for origin in options["cors_origins"] or ():
+        if origin not in ("*", "null") and not fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+            return (
+                f"--cors-origins {origin} is no origin, and no page would have it; give scheme and host "
+                "without a path, like https://app.example"
+            )
+    return None
+
+
+def hosts_are_names(options: Values) -> str | None:
+    """--allowed-hosts are names or addresses, without a scheme, a port or a pattern."""
+    names = options["allowed_hosts"]
+    for name in () if names == "auto" else names:
+        if name != "*" and not fullmatch(r"[\w.-]+|\[?[0-9a-fA-F.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*\]?", name):
+            return (
+                f"--allowed-hosts {name} is no name of a host, and no request would have it; give names "
+                "without scheme, port and pattern, like llm.example"
+            )
     return None
 
 
@@ -193,9 +218,11 @@ def bounded_steps_have_chunks(options: Values) -> str | None:
 
 OPTION_RULES: tuple[OptionRule, ...] = (
     bounded_steps_have_chunks,
-    served_name_has_no_colon,
+    served_name_is_possible,
     keys_fit_a_header,
     root_path_is_a_path,
+    origins_have_no_path,
+    hosts_are_names,
     grpc_serves_no_http,
     labels_have_names,
     bounds_have_a_form,

@@ -106,9 +106,10 @@ class pygraph:
     def get_workspace_size(self) -> int:
         return 0
 
-    def execute(self, pack: dict[Attributes, Tensor], workspace: Tensor, handle: object) -> None:
+    def check(self, pack: dict[Attributes, Tensor], workspace: Tensor, handle: object) -> None:
+        """What cuDNN is given when the graph is executed."""
         assert self.is_built and handle == "handle" and workspace.dtype == torch.uint8
-        q, k, v, counts, lengths, table = self.inputs
+        q, k, _, counts, lengths, table = self.inputs
         packed = (q, self.out)
         assert q.offsets is not None and self.out.offsets is not None
         wanted = {*self.inputs, self.table_v, self.out, q.offsets, self.out.offsets}
@@ -120,12 +121,28 @@ class pygraph:
                 assert [x.shape[1], x.shape[2]] == [attributes.dim[1], attributes.dim[3]]
             else:
                 assert list(x.shape) == attributes.dim and list(x.stride()) == attributes.stride
+        for count, length in zip(
+            pack[counts].flatten().tolist(), pack[lengths].flatten().tolist(), strict=True
+        ):
+            assert (
+                q.dim
+                and k.dim
+                and 0 <= count <= q.dim[2]
+                and count <= length <= pack[table].shape[2] * k.dim[2]
+            )
+            assert (count == 0) == (length == 0)  # rows of nothing are skipped
+
+    def execute(self, pack: dict[Attributes, Tensor], workspace: Tensor, handle: object) -> None:
+        self.check(pack, workspace, handle)
+        q, k, v, counts, lengths, table = self.inputs
+        assert q.offsets is not None and self.out.offsets is not None and k.dim is not None
         queries, out = pack[q], pack[self.out]
         size = queries.shape[1] * queries.shape[2]
         for index, (count, length) in enumerate(
             zip(pack[counts].flatten().tolist(), pack[lengths].flatten().tolist(), strict=True)
         ):
-            assert q.dim and 0 < count <= q.dim[2] and count <= length <= pack[table].shape[2] * k.dim[2]
+            if count == 0:
+                continue
             first = int(pack[q.offsets][index]) // size
             assert int(pack[self.out.offsets][index]) == first * out.shape[1] * out.shape[2]
             pages = pack[table][index].flatten().long()[: -(-length // k.dim[2])]

@@ -36,7 +36,10 @@ MODULES = {"flashinfer": "flashinfer", "fa3": "flash_attn_interface", "fa4": "fl
 def ops_of(prefill: str, decode: str, dtype: torch.dtype) -> CudaOps:
     """Ops with these backends."""
     gpu = gpu_of(TORCH_DEVICE) if HAS_GPU else INTERPRETER
-    return CudaOps(dtype, gpu, attention_backend=open_hybrid_backend(prefill, decode, dtype, gpu, HOPPER))
+    backend = open_hybrid_backend(prefill, decode, dtype, gpu, HOPPER)
+    assert backend is not None
+    backend.take_pages(())  # whose graphs are built as they are needed
+    return CudaOps(dtype, gpu, attention_backend=backend)
 
 
 def check(

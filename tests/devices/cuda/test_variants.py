@@ -109,3 +109,18 @@ def test_no_variant_is_first_seen_while_serving(
     at_start = found["at start"]
     assert at_start["paged_attention_kernel"] >= 8 and at_start["sample_kernel"] == 1
     assert {name: count for name, count in at_start.items() if count > MOST.get(name, 2)} == {}
+
+
+@pytest.mark.parametrize(
+    ("family", "num_graphs", "least_used"),
+    [("llama", 12, 7), pytest.param("deepseek_v3", 10, 4, marks=pytest.mark.full)],
+)
+def test_no_graph_of_cudnn_is_first_seen_while_serving(
+    family: str, num_graphs: int, least_used: int, tmp_path: Path
+) -> None:
+    """Such steps with prompts by cuDNN, whose graphs are a double's: all are built before the first one,
+    when the pages are there, and steps of the profile run build none."""
+    folder = make_checkpoint(family, tmp_path, **SIZES | SHAPES[family])
+    found = counted("graphs", folder, 40)
+    assert found["later"] == [] and found["used at start"] == 0
+    assert found["at start"] == num_graphs and found["used"] >= least_used

@@ -1,5 +1,5 @@
 """Variants of kernels that Triton would compile: `python -m tests.devices.cuda.variants bind`, `compile`, or
-`serve FOLDER KV_DTYPE STEPS`. Prints JSON.
+`serve FOLDER KV_DTYPE STEPS`; or graphs that cuDNN would build: `graphs FOLDER STEPS`. Prints JSON.
 
 A server's rank starts and takes random steps on the cpu, with the kernels as an H200 would be given them.
 They run nothing, and all that they would have written is zeros.
@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from pytest import MonkeyPatch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime import driver
@@ -25,7 +26,9 @@ from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cuda import kernels
+from runtime.devices.cuda.attention_backends import open_hybrid_backend
 from runtime.devices.cuda.compile_ahead import TritonCompiler, ZeroedMemory
+from runtime.devices.cuda.cudnn_pages import GraphSizes
 from runtime.devices.cuda.fused import CudaFusedOps
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Gpu
@@ -37,7 +40,7 @@ from runtime.devices.progress import without_progress
 from runtime.messages.ranks import StartRank
 from runtime.ranks.start import start_torch_rank
 from runtime.ranks.torch_executor import TorchExecutor
-from tests.devices.cuda import no_gpu
+from tests.devices.cuda import cudnn_double, no_gpu
 from tests.devices.drive import Planner, sampling, start_rank
 
 ARCH, H200 = 90, Gpu(132, 233472, True)
@@ -130,12 +133,15 @@ class Measured(CpuMemory):
         return 0
 
 
-def start_on_cpu(message: StartRank) -> TorchExecutor:
-    """A rank with the kernels of an H200."""
+def start_on_cpu(message: StartRank, prefill: str = "triton") -> TorchExecutor:
+    """A rank with the kernels of an H200, and those of `prefill` for prompts."""
 
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         device = open_device(start, rank, dtype)
-        ops = CudaOps(dtype, H200, counters=SplitCounters.of("safe", H200, device.torch_device))
+        sizes = GraphSizes(start.max_slots, start.max_step_tokens, start.max_len)
+        backend = open_hybrid_backend(prefill, "triton", dtype, H200, (9, 0), sizes)
+        counters = SplitCounters.of("safe", H200, device.torch_device)
+        ops = CudaOps(dtype, H200, attention_backend=backend, counters=counters)
         return replace(
             device,
             memory=Measured(**vars(device.memory)),
@@ -147,6 +153,7 @@ def start_on_cpu(message: StartRank) -> TorchExecutor:
             logits_ops=None,
             row_quantizer=None,
             compiler=TritonCompiler(1, lambda: None),
+            take_pages=None if backend is None else backend.take_pages,
         )
 
     return TorchExecutor(start_torch_rank(0, message, without_progress, opened, FACTS))
@@ -182,11 +189,9 @@ def take_steps(planner: Planner, num_steps: int, message: StartRank) -> None:
                 planner.free += row.pages
 
 
-def serve(folder: str, kv_dtype: str, num_steps: str) -> dict[str, Any]:
-    """Variants before the first step and after it."""
-    counted = Counted()
-    no_gpu.install(ARCH, counted.compile)
-    message = start_rank(
+def started(folder: str, kv_dtype: str) -> StartRank:
+    """How a rank is started whose variants are counted."""
+    return start_rank(
         folder,
         page_size=64,
         max_slots=32,
@@ -197,6 +202,33 @@ def serve(folder: str, kv_dtype: str, num_steps: str) -> dict[str, Any]:
         dtype="bfloat16",
         num_threads=2,
     )
+
+
+def graphs(folder: str, num_steps: str) -> dict[str, Any]:
+    """Graphs of cuDNN before the first step, those of them that a step has used, and those after it."""
+    cudnn_double.install(MonkeyPatch())
+    double, used = cudnn_double.pygraph, set()
+
+    def execute(graph: cudnn_double.pygraph, *args: Any, **kwargs: Any) -> None:
+        used.add(id(graph))
+        graph.check(*args, **kwargs)
+
+    double.execute = execute  # type: ignore[assignment, method-assign]
+    no_gpu.install(ARCH, lambda *args: None)
+    message = started(folder, "auto")
+    with ZeroedMemory():
+        rank = start_on_cpu(message, "cudnn")
+        at_start, before = len(double.built), len(used)
+        take_steps(Planner(rank, rank.ready, 64), int(num_steps), message)
+    later = [built.inputs[0].dim for built in double.built[at_start:]]
+    return {"at start": at_start, "used at start": before, "used": len(used), "later": later}
+
+
+def serve(folder: str, kv_dtype: str, num_steps: str) -> dict[str, Any]:
+    """Variants before the first step and after it."""
+    counted = Counted()
+    no_gpu.install(ARCH, counted.compile)
+    message = started(folder, kv_dtype)
     with ZeroedMemory():
         rank = start_on_cpu(message)
         before = {name: list(found) for name, found in counted.variants.items()}
@@ -209,7 +241,7 @@ def serve(folder: str, kv_dtype: str, num_steps: str) -> dict[str, Any]:
     return {"at start": {name: len(found) for name, found in sorted(before.items())}, "later": later}
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {"bind": bind, "compile": compile, "serve": serve}
+COMMANDS: dict[str, Callable[..., Any]] = {"bind": bind, "compile": compile, "serve": serve, "graphs": graphs}
 
 if __name__ == "__main__":
     print(json.dumps(COMMANDS[sys.argv[1]](*sys.argv[2:])))

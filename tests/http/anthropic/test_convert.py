@@ -126,6 +126,17 @@ def test_reasoning_of_older_answers_is_left_out(edits: list[Any], reasoning: lis
     ] == reasoning
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "add"}])
+async def test_a_call_cannot_be_required_without_tools(choice: Any) -> None:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test"
+    ) as http:
+        answer = await http.post("/v1/messages", json=ASK | {"tool_choice": choice})
+        assert answer.status_code == 400 and "there are no tools" in answer.json()["error"]["message"]
+        free = await http.post("/v1/messages", json=ASK | {"tool_choice": {"type": "auto"}})
+    assert free.status_code == 200
+
+
 async def test_other_edits_are_refused() -> None:
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test"

@@ -41,6 +41,8 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ),
     ({"load_format": "private"}, "--load-format private stands for loaders", {"load_format": "pt"}),
     ({"served_model_name": "a:b"}, "holds a colon", {"served_model_name": "ab"}),
+    ({"cors_origins": ("https://a.example/",)}, "is no origin", {"cors_origins": ("https://a.example",)}),
+    ({"allowed_hosts": ("a:80",)}, "is no name of a host", {"allowed_hosts": ("a", "::1", "10.0.0.1", "*")}),
     ({"api_key": "a b"}, "can't carry", {"api_key": "ab"}),
     ({"fastapi_root_path": "llm/"}, "must begin with /", {"fastapi_root_path": "/llm"}),
     (

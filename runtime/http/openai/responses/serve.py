@@ -13,6 +13,7 @@ from runtime.http.fields.model import adapter_named, response_model
 from runtime.http.fields.sampling import SAMPLING_FIELDS
 from runtime.http.openai import chat
 from runtime.http.openai.completion_request import ChatBody, Reasoning
+from runtime.http.openai.conversations.store import ConversationStore, StoredConversation
 from runtime.http.openai.envelope import Meter
 from runtime.http.openai.files import new_id
 from runtime.http.openai.logprobs import chat_logprobs
@@ -20,14 +21,14 @@ from runtime.http.openai.responses import tools
 from runtime.http.openai.responses.items import Item, items_of, messages_of
 from runtime.http.openai.responses.response_object import Response
 from runtime.http.openai.responses.response_request import LOGPROBS, ResponseBody, TextOptions, check
-from runtime.http.openai.responses.store import ResponseStore
-from runtime.http.openai.responses.table import StoredResponse
+from runtime.http.openai.responses.store import ResponseStore, StoredResponse
 from runtime.http.openai.responses.writer import Payload, Writer
 from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.answer_reader import events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import typed_events
 from runtime.json_value import Fields
+from runtime.messages.media import EncodedText
 from runtime.messages.requests import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import Service
 
@@ -61,28 +62,42 @@ class PreparedResponse:
     """A checked request: the chat request that it becomes, and the response object without output."""
 
     @classmethod
-    async def read(cls, service: Service, store: ResponseStore, body: ResponseBody) -> Self:
+    async def read(
+        cls, service: Service, store: ResponseStore, conversations: ConversationStore, body: ResponseBody
+    ) -> Self:
         """The request with the conversation that it continues. Raises RequestError."""
         adapter = adapter_named(service.card, body.model)
         check(body)
-        before = body.previous_response_id
-        context = (
-            []
-            if before is None
-            else (await store.find(before, service.tenant, "previous_response_id")).conversation
-        )
-        return cls(service, body, context, adapter)
+        context: list[Item] = []
+        conversation = None
+        if (before := body.previous_response_id) is not None:
+            context = (await store.find(before, service.tenant, "previous_response_id")).conversation
+        if (named := body.conversation_id) is not None:
+            conversation = await conversations.open(named, service.tenant, "conversation")
+            context = [*conversation.items]
+        made = cls(service, body, context, adapter, conversation)
+        if conversation is not None:
+            conversations.check_number(conversation, len(made.input))
+        return made
 
-    def __init__(self, service: Service, body: ResponseBody, context: list[Item], adapter: str) -> None:
+    def __init__(
+        self,
+        service: Service,
+        body: ResponseBody,
+        context: list[Item],
+        adapter: str,
+        conversation: StoredConversation | None = None,
+    ) -> None:
         """Raises RequestError."""
         self.body = body
         self.owner = service.tenant.name
         self.context = context
-        self.input = items_of(self.body.input)
+        self.conversation = conversation
+        self.input = [] if body.input is None else items_of(body.input)
         self.chat = chat_body(self.body, [*self.context, *self.input])
         self.chat.lora_path = adapter
         self.response = response_object(self.body, response_model(service.card, self.body.model))
-        self.texts: Mapping[str, memoryview] = {}  # what marks in the input stand for (http/cut_body.py)
+        self.texts: Mapping[str, EncodedText] = {}  # what marks in the input stand for (http/cut_body.py)
 
     @property
     def is_stored(self) -> bool:
@@ -173,6 +188,7 @@ def response_object(body: ResponseBody, model: str) -> Payload:
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
+        "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "service_tier": "default",
         "store": body.store is not False,
@@ -188,17 +204,21 @@ def response_object(body: ResponseBody, model: str) -> Payload:
     }
 
 
-Store = Callable[[StoredResponse, Mapping[str, memoryview]], None]
-"""Takes a complete response, and what marks in it stand for."""
+Store = Callable[[PreparedResponse], None]
+"""Takes a response when it is complete, or has failed."""
 
 
 def answer(service: Service, prepared: PreparedResponse, store: Store) -> Answer:
-    """Raises RequestError. `store` gets the answer when it is complete."""
+    """Raises RequestError. `store` gets the response at its end."""
+    return answer_as(service, prepared, ResponseAnswerFormat(service, prepared, store))
+
+
+def answer_as(service: Service, prepared: PreparedResponse, answer_format: "ResponseAnswerFormat") -> Answer:
+    """The answer to a request in a certain format. Raises RequestError."""
     try:
         request, reading, names = chat.prepare(service, prepared.chat, prepared.response["id"])
     except RequestError as error:
         raise renamed(error, {theirs: ours for ours, theirs in RENAMED.items()}) from None
-    answer_format = ResponseAnswerFormat(service, prepared, store)
     return Answer(
         service,
         [request],
@@ -240,7 +260,7 @@ class ResponseAnswerFormat:
     def failure(self, error: RequestError) -> bytes:
         """The last events of a stream that failed."""
         payloads = self.writer.fail("server_error", error.message)
-        self._store()
+        self.store(self.prepared)
         return typed_events(payloads)
 
     def body(self, outputs: list[Output]) -> Payload:
@@ -268,12 +288,8 @@ class ResponseAnswerFormat:
                 "total_tokens": usage["total_tokens"],
             },
         )
-        self._store()
+        self.store(self.prepared)
         return payloads
-
-    def _store(self) -> None:
-        if self.prepared.is_stored:
-            self.store(self.prepared.record(), self.prepared.texts)
 
     def _logprobs(self, tokens: list[TokenLogprob] | None) -> list[Payload]:
         return [] if tokens is None else chat_logprobs(tokens, self.service.token_bytes)["content"].made()

@@ -1,4 +1,4 @@
-"""The responses of a SQLite file. Everything here blocks; ResponseStore calls it in threads."""
+"""Records of one kind in a SQLite file. Everything here blocks; RecordStore calls it in threads."""
 
 import os
 import sqlite3
@@ -6,59 +6,60 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from runtime.http.openai.responses.items import Item
 from runtime.http.openai.stored.folder import Folder, is_regular, open_private
 from runtime.http.openai.stored.quota import Kept
 
-INTERRUPTED = {"code": "server_error", "message": "the server was stopped before the answer was complete"}
-OPEN = ("queued", "in_progress")
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-NAMES = ("responses.sqlite", "responses.sqlite-wal", "responses.sqlite-shm")
 T = TypeVar("T")
 
 
-class StoredResponse(Struct, frozen=True):
-    """A response and the conversation before it."""
-
-    response: dict[str, object]
-    context: list[Item]  # items of earlier responses, without instructions
-    input: list[Item]
-    owner: str = ""  # name of its tenant; "": of a server without keys, or before responses had owners
+class Stored(Protocol):
+    """What a record can do, whatever its kind."""
 
     @property
     def id(self) -> str:
-        """The response id."""
-        return str(self.response["id"])
+        """The id by which clients know it."""
 
     @property
-    def conversation(self) -> list[Item]:
-        """The items of the whole conversation, this response included."""
-        return [*self.context, *self.input, *self.response["output"]]  # type: ignore[misc]
+    def owner(self) -> str:
+        """The name of its tenant."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change it but clients."""
+
+    def end(self) -> None:
+        """Ends a record that a server left open which was stopped."""
+
+
+R = TypeVar("R", bound=Stored)
 
 
 class Row(Struct, frozen=True):
-    """A stored response as it is written."""
+    """A record as it is written."""
 
     id: str
     owner: str
     is_over: bool
-    data: bytes  # of a StoredResponse
+    data: bytes  # the record's JSON
 
 
-class ResponseTable:
-    """Responses in a file of the folder. It is opened by the first call, and again when it was damaged (it
-    goes to quarantine then) or replaced. Calls do not wait for the disk: a crash of the machine may lose the
-    last rows."""
+class RecordTable(Generic[R]):
+    """Records of one kind in a file of the folder. It is opened by the first call, and again when it was
+    damaged (it goes to quarantine then) or replaced. Calls do not wait for the disk: a crash of the machine
+    may lose the last rows."""
 
-    def __init__(self, folder: Folder, kept: Kept) -> None:
-        """`kept` counts the rows and bounds them."""
+    def __init__(self, folder: Folder, name: str, kind: type[R], kept: Kept) -> None:
+        """`name` of the table and, with .sqlite, of its file. `kept` counts the rows and bounds them."""
         self.folder = folder
-        self.path = folder.path / NAMES[0]
+        self.path = folder.path / f"{name}.sqlite"
+        self._name = name
+        self._kind = kind
         self.kept = kept
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None  # device and inode of the open database
@@ -66,31 +67,31 @@ class ResponseTable:
         self._lock = threading.Lock()
 
     def put(self, rows: Iterable[Row]) -> None:
-        """Stores responses, or their new states; the oldest are dropped for them. Raises sqlite3.Error,
-        OSError; nothing has changed then."""
+        """Stores records, or their new states; those that changed longest ago are dropped for them. Raises
+        sqlite3.Error, OSError; nothing has changed then."""
         self._guarded(lambda db: self._put(db, rows))
 
-    def find(self, response_id: str) -> StoredResponse | None:
-        """The stored response of an id. Raises sqlite3.Error, OSError."""
+    def find(self, record_id: str) -> R | None:
+        """The record of an id. Raises sqlite3.Error, OSError."""
 
         def select(db: sqlite3.Connection) -> bytes | None:
-            row = db.execute("SELECT record FROM responses WHERE id = ?", (response_id,)).fetchone()
+            row = db.execute(f"SELECT record FROM {self._name} WHERE id = ?", (record_id,)).fetchone()
             return None if row is None else row[0]
 
         data = self._guarded(select)
-        record = None if data is None else self._decoded(response_id, data)
+        record = None if data is None else self._decoded(record_id, data)
         if record is not None and not self._has_ended_interrupted:  # nothing was written since the start
-            _end(record)
+            record.end()
         return record
 
-    def delete(self, response_id: str, owner: str | None = None) -> bool:
-        """Deletes a response of an owner; None: of any. Returns whether there was one. Raises sqlite3.Error,
+    def delete(self, record_id: str, owner: str | None = None) -> bool:
+        """Deletes a record of an owner; None: of any. Returns whether there was one. Raises sqlite3.Error,
         OSError."""
 
         def delete(db: sqlite3.Connection) -> tuple[str, int] | None:
             row: tuple[str, int] | None = db.execute(
-                "DELETE FROM responses WHERE id = ? AND owner = coalesce(?, owner) RETURNING owner, size",
-                (response_id, owner),
+                f"DELETE FROM {self._name} WHERE id = ? AND owner = coalesce(?, owner) RETURNING owner, size",
+                (record_id, owner),
             ).fetchone()
             return row
 
@@ -136,21 +137,21 @@ class ResponseTable:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute(
-            "CREATE TABLE IF NOT EXISTS responses (n INTEGER PRIMARY KEY AUTOINCREMENT, "
+            f"CREATE TABLE IF NOT EXISTS {self._name} (n INTEGER PRIMARY KEY AUTOINCREMENT, "
             "id TEXT UNIQUE, is_over INTEGER, size INTEGER, record BLOB, owner TEXT NOT NULL DEFAULT '')"
         )
-        if "owner" not in [column[1] for column in db.execute("PRAGMA table_info(responses)")]:
+        if "owner" not in [column[1] for column in db.execute(f"PRAGMA table_info({self._name})")]:
             # the file is of a server whose responses had no owners
-            db.execute("ALTER TABLE responses ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
-        db.execute("CREATE INDEX IF NOT EXISTS by_owner ON responses (owner, n)")
+            db.execute(f"ALTER TABLE {self._name} ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
+        db.execute(f"CREATE INDEX IF NOT EXISTS by_owner ON {self._name} (owner, n)")
         self.kept.clear()
         for owner, count, size in db.execute(
-            "SELECT owner, count(*), CAST(total(size) AS INTEGER) FROM responses GROUP BY owner"
+            f"SELECT owner, count(*), CAST(total(size) AS INTEGER) FROM {self._name} GROUP BY owner"
         ).fetchall():
             self.kept.add(owner, size, count)
 
     def end_interrupted(self) -> None:
-        """Ends the responses that a server left open which was stopped; the first `put` does it otherwise.
+        """Ends the records that a server left open which was stopped; the first `put` does it otherwise.
         Raises sqlite3.Error, OSError."""
         self._guarded(self._end_interrupted)
 
@@ -158,14 +159,14 @@ class ResponseTable:
         rows = (
             []
             if self._has_ended_interrupted
-            else db.execute("SELECT n, id, record FROM responses WHERE NOT is_over").fetchall()
+            else db.execute(f"SELECT n, id, record FROM {self._name} WHERE NOT is_over").fetchall()
         )
-        for n, response_id, data in rows:
-            record = self._decoded(response_id, data)
+        for n, record_id, data in rows:
+            record = self._decoded(record_id, data)
             if record is not None:
-                _end(record)
+                record.end()
                 data = msgspec.json.encode(record)
-            db.execute("UPDATE responses SET is_over = 1, record = ? WHERE n = ?", (data, n))
+            db.execute(f"UPDATE {self._name} SET is_over = 1, record = ? WHERE n = ?", (data, n))
         self._has_ended_interrupted = True
 
     def _put(self, db: sqlite3.Connection, rows: Iterable[Row]) -> None:
@@ -174,21 +175,20 @@ class ResponseTable:
         db.execute("BEGIN IMMEDIATE")
         try:
             for row in rows:
-                values = (row.is_over, len(row.data), row.data, row.id)
-                old = db.execute("SELECT size FROM responses WHERE id = ?", (row.id,)).fetchone()
+                old = db.execute(
+                    f"DELETE FROM {self._name} WHERE id = ? RETURNING owner, size", (row.id,)
+                ).fetchone()
                 if old is not None:
-                    db.execute("UPDATE responses SET is_over = ?, size = ?, record = ? WHERE id = ?", values)
-                    kept.add(row.owner, len(row.data) - old[0], 0)
-                else:
-                    db.execute(
-                        "INSERT INTO responses (is_over, size, record, id, owner) VALUES (?, ?, ?, ?, ?)",
-                        (*values, row.owner),
-                    )
-                    kept.add(row.owner, len(row.data))
+                    kept.add(old[0], -old[1], -1)
+                db.execute(
+                    f"INSERT INTO {self._name} (is_over, size, record, id, owner) VALUES (?, ?, ?, ?, ?)",
+                    (row.is_over, len(row.data), row.data, row.id, row.owner),
+                )
+                kept.add(row.owner, len(row.data))
                 while kept.is_over(row.owner):
-                    _drop_oldest(db, kept, "WHERE owner = ?", row.owner)
+                    self._drop_oldest(db, kept, "WHERE owner = ?", row.owner)
             while kept.is_full:
-                _drop_oldest(db, kept, "")
+                self._drop_oldest(db, kept, "")
             db.execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):  # SQLite has rolled back already after some errors
@@ -196,39 +196,34 @@ class ResponseTable:
             raise
         self.kept = kept
 
-    def _decoded(self, response_id: str, data: bytes) -> StoredResponse | None:
+    def _drop_oldest(self, db: sqlite3.Connection, kept: Kept, where: str, *values: str) -> None:
+        """Deletes the oldest of the rows that `where` selects, of which there is one at least."""
+        owner, size = db.execute(
+            f"DELETE FROM {self._name} WHERE n = (SELECT min(n) FROM {self._name} {where}) "
+            "RETURNING owner, size",
+            values,
+        ).fetchone()
+        kept.add(owner, -size, -1)
+
+    def _decoded(self, record_id: str, data: bytes) -> R | None:
         """The record of a row; None for a damaged one, which stays in the file as it is."""
         try:
-            return msgspec.json.decode(data, type=StoredResponse)
+            return msgspec.json.decode(data, type=self._kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
-            self.folder.report(f"row {response_id} of {NAMES[0]}", str(error), "it stays there")
+            self.folder.report(f"row {record_id} of {self.path.name}", str(error), "it stays there")
             return None
 
     def _set_aside(self, reason: str) -> None:
-        for name in NAMES:
-            if os.path.lexists(self.folder.path / name):
-                self.folder.quarantine(self.folder.path / name, reason)
+        for end in ("", "-wal", "-shm"):
+            path = self.path.with_name(self.path.name + end)
+            if os.path.lexists(path):
+                self.folder.quarantine(path, reason)
 
     def _close(self) -> None:
         if self._db is not None:
             with suppress(sqlite3.Error):
                 self._db.close()
         self._db = self._file = None
-
-
-def _end(record: StoredResponse) -> None:
-    """Ends a response that was interrupted."""
-    if record.response["status"] in OPEN:
-        record.response.update(status="failed", error=INTERRUPTED)
-
-
-def _drop_oldest(db: sqlite3.Connection, kept: Kept, where: str, *values: str) -> None:
-    """Deletes the oldest of the rows that `where` selects, of which there is one at least."""
-    owner, size = db.execute(
-        f"DELETE FROM responses WHERE n = (SELECT min(n) FROM responses {where}) RETURNING owner, size",
-        values,
-    ).fetchone()
-    kept.add(owner, -size, -1)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
