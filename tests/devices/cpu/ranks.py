@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from select import select
 from typing import Any
 
 from runtime.actors.child_environment import environment
 from tests.launcher import Launcher
 
 RunRanks = Callable[..., list[list[dict[str, Any]]]]  # RankProcesses.run
+TIMEOUT_S = 600.0
 IMPORTED = (
     "runtime.devices.cpu.device",
     "tests.devices.drive",
@@ -41,7 +43,7 @@ class RankProcess:
         finally:
             os.close(jobs)
             os.close(answers)
-        self._lines = os.fdopen(self._answers)
+        self._come = b""  # of the next answers
 
     def ask(self, job: object) -> None:
         """Gives it a job, which `answer` waits for."""
@@ -50,16 +52,21 @@ class RankProcess:
             line = line[os.write(self._jobs, line) :]
 
     def answer(self) -> Any:
-        """The answer to the oldest job. Raises AssertionError where the process has ended."""
-        line = self._lines.readline()
-        assert line, "a rank failed; what it said is above"
+        """The next line. Raises AssertionError where the process has ended, or says nothing for long."""
+        while b"\n" not in self._come:
+            ready, _, _ = select([self._answers], [], [], TIMEOUT_S)
+            assert ready, f"a rank says nothing for {TIMEOUT_S} s"
+            part = os.read(self._answers, 1 << 16)
+            assert part, "a rank failed; what it said is above"
+            self._come += part
+        line, _, self._come = self._come.partition(b"\n")
         return json.loads(line)
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
         os.close(self._jobs)
-        self._lines.close()
+        os.close(self._answers)
 
 
 class RankProcesses:
