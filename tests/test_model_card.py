@@ -9,9 +9,9 @@ import pytest
 from safetensors import safe_open
 
 from runtime.http.ollama.models import short
+from runtime.messages.weight_facts import WeightFacts
 from runtime.model_card import weight_facts
 from runtime.models.config.model_config import read_config
-from runtime.messages.weight_facts import WeightFacts
 from tests.models.make import make_checkpoint
 from tests.models.make_gguf import Type, write_gguf
 from tests.models.quantise import quantise
