@@ -23,8 +23,8 @@ from runtime.errors import RankDied
 from runtime.messages.media import Encode
 from runtime.messages.steps import GroupSteps, StepPlan, StepResult
 from runtime.scheduling.delayer import Delayer, JointDelayer
-from runtime.scheduling.encodings import encode_for_step
 from runtime.scheduling.recovery import Lost
+from runtime.scheduling.scheduler import encode_for_step
 
 Actors = Sequence[SchedulerActor[Ranks]]
 
@@ -148,9 +148,9 @@ class AttentionGroups:
             del self._unsent[0]
 
     def _encodings(self, plans: list[StepPlan | None]) -> Iterator[Encode]:
-        """What the ranks of each group encode before a step of these plans."""
+        """What the ranks of each group encode before a step of these plans, or free without one."""
         for group, (actor, plan) in enumerate(zip(self._actors, plans, strict=True)):
-            found = None if plan is None else encode_for_step(actor.scheduler.planner.encodings)
+            found = encode_for_step(actor.scheduler, plan)
             if found is not None:
                 yield structs.replace(found, group=group)
 
