@@ -49,7 +49,7 @@ class Lora(Group, frozen=True, kw_only=True):
             "Kernels that compute adapters: triton on CUDA, else torch_native.",
             later=("ascend",),
             missing="other kernels than the device's own",
-            note="csgmv, SGLang's default, is another name of triton: tiles of rows of one adapter",
+            note="csgmv, which SGLang takes by default, names the same: tiles of rows with one adapter",
         ),
     ] = "auto"
     max_lora_chunk_size: A[
