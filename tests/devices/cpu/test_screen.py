@@ -194,6 +194,21 @@ def test_bounds_hold_and_are_near(threads: Threads, kind: str) -> None:
     assert (errors < 0.08 * lengths).all() and screen.longest == lengths.max()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_logit_is_above_its_bound(threads: Threads, kind: str) -> None:
+    """Hidden states along the error of an output, where its bound is tight, and against it."""
+    weight, every = random(VOCAB, WIDTH), torch.arange(VOCAB)
+    first = Heads(threads, weight, kind, weight[:1])
+    error = first.matrix.rows(every) - first.screen.rough.rows(every)
+    hidden = torch.cat((error[:300:3], -error[1:300:3]))
+    heads = Heads(threads, weight, kind, hidden)
+    screened = 0
+    for row in range(len(hidden)):
+        screened += heads.compare([row]) > 0
+        assert (heads.logits(heads.screened, [row]) >= heads.logits(heads.plain, [row])).all()
+    assert screened > 3
+
+
 def generated(folder: Path, **options: Any) -> tuple[list[list[int]], Any]:
     """Tokens of a sequence alone, of two with others beside them, and the screen of the rank."""
     executor, ready = start(folder, num_threads=2, **options)
