@@ -92,6 +92,9 @@ class ForwardBatch:
     micro_batches: "tuple[ForwardBatch, ForwardBatch] | None" = None
     cross: CrossBatch | None = None  # None: the model attends to no sounds
     page_saves: PageSaves | None = None  # pages that this step computes, and saves layer by layer
+    # of a row of logits nothing is read but where the largest is, of equal ones the first: all others may be
+    # any number below it
+    largest_only: bool = False
 
 
 class Ops(Protocol):

@@ -182,8 +182,8 @@ class ModelRunner:
         rows = self.slots.pack(plan, starts, sample_rows(plan, starts), upload)
         rows = rows if drafted is None else drafted.put_rows(rows)
         batch = self.inputs.batch(plan, starts, page_loads, drafted, groups, upload)
-        if self.saves is not None and batch.micro_batches is None:
-            batch = replace(batch, page_saves=self.saves)
+        saves, largest_only = self.saves, self.slots.needs.largest_only(plan, rows)
+        batch = replace(batch, page_saves=None if batch.micro_batches else saves, largest_only=largest_only)
         token_ids = batch.token_ids
         if self.pipeline is not None:
             batch = self.pipeline.given(batch)

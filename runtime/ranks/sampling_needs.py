@@ -8,7 +8,8 @@ import numpy as np
 
 from runtime.layers.sampling.captured_edits import fits, has_edits
 from runtime.layers.sampling.penalties import has_penalties
-from runtime.messages.steps import Admit
+from runtime.messages.steps import Admit, StepPlan
+from runtime.ranks.sample_rows import SampleRows
 
 
 class SamplingNeeds:
@@ -33,6 +34,12 @@ class SamplingNeeds:
         self.is_plain[slot] = is_plain(admit)
         self.is_read[slot] = is_read(admit)
         self.is_penalised[slot] = has_penalties(sampling) or has_edits(sampling)
+
+    def largest_only(self, plan: StepPlan, rows: SampleRows) -> bool:
+        """Whether nothing is read of the step's rows of logits but where the largest is."""
+        slots = rows.slots
+        reads_more = self.is_random[slots] | self.is_penalised[slots] | ~self.is_plain[slots]
+        return plan.blocks is None and rows.drafts is None and not reads_more.any()
 
     def filters(self, slots: np.ndarray) -> tuple[int, bool]:
         """The largest top_k of these slots, at least one, and whether one has top_p."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.base import ForwardBatch
+from runtime.devices.base import ForwardBatch, Memory
 from runtime.devices.cpu.attention_plan import CpuAttentionPlan
 from runtime.devices.cpu.cache_numbers import CACHE_NUMBERS, MAX_DIM
 from runtime.devices.cpu.expert_phases import GATES, ExpertPhases, experts_problem, products_of_all
@@ -21,6 +21,7 @@ from runtime.devices.cpu.latent_phases import LatentPhases, latents_problem
 from runtime.devices.cpu.matrices import Matrix, Threads
 from runtime.devices.cpu.program import MULTIPLE, Buffer, Program, Then, num_phases
 from runtime.devices.cpu.recurrent_phases import RecurrentPhases, mixer_problem, multiply
+from runtime.devices.cpu.screen import LateScreen, add_head, can_screen
 from runtime.devices.decoder_spec import (
     AttentionSpec,
     DecoderLayerSpec,
@@ -93,9 +94,10 @@ def _is_too_large(lora: LoraWeights | None) -> bool:
 class DecoderProgram:
     """A decoder and its cache as one program. See ForwardProgram."""
 
-    def __init__(self, threads: Threads, spec: DecoderSpec, kv: KeysValues) -> None:
+    def __init__(self, threads: Threads, spec: DecoderSpec, kv: KeysValues, memory: Memory) -> None:
         """`problem_of(spec, kv)` is None."""
         self.spec = spec
+        self.screen: LateScreen | None = None
         attentions = [layer.attention for layer in spec.layers if layer.attention is not None]
         self.num_pools = 1 + any(attention.pool for attention in attentions)
         self.program = Program(threads)
@@ -114,7 +116,13 @@ class DecoderProgram:
         self.program.output(buffers.x)
         if (head := spec.head) is not None:
             assert isinstance(head.packed, Matrix)
-            self.program.head(buffers.x, head.norm.weight, head.norm.eps, head.packed)
+            self._read_head(head.norm, head.packed, buffers.x, memory, sum(x.nbytes for kv in kv for x in kv))
+
+    def _read_head(self, norm: NormSpec, head: Matrix, x: Buffer, memory: Memory, cache_bytes: int) -> None:
+        if not can_screen(head):
+            return self.program.head(x, norm.weight, norm.eps, head)
+        found = add_head(self.program, x, norm.weight, norm.eps, head)
+        self.screen = LateScreen(self.program, found, head, memory, cache_bytes)
 
     def _read_layer(
         self, layer: DecoderLayerSpec, caches: Iterator[tuple[Tensor, Tensor]], rows: "_Buffers"
@@ -284,6 +292,9 @@ class DecoderProgram:
             logits = torch.empty(len(places), -(-vocab_size // MULTIPLE) * MULTIPLE)
             step.num_samples, step.sample_places = len(places), places.ctypes.data
             step.logits, logits = logits.data_ptr(), logits[:, :vocab_size]
+            step.largest_only = batch.largest_only
+            if batch.largest_only and self.screen is not None:
+                self.screen.want()
         self.experts.count()
         self._run(step, batch.page_saves)
         del pages  # what the step points to
@@ -356,11 +367,12 @@ class _Buffers:
 class DecoderPrograms:
     """See ForwardPrograms."""
 
-    def __init__(self, threads: Threads) -> None:
+    def __init__(self, threads: Threads, memory: Memory) -> None:
         self.threads = threads
+        self.memory = memory
 
     def open(self, spec: DecoderSpec, kv: KeysValues) -> DecoderProgram | None:
         """See ForwardPrograms.open."""
         if problem_of(spec, kv) is not None:
             return None
-        return DecoderProgram(self.threads, spec, kv)
+        return DecoderProgram(self.threads, spec, kv, self.memory)

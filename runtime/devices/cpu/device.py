@@ -44,21 +44,21 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     if start.num_ranks > 1:
         ranks = gloo = GlooCollectives(rank, start.tp_size, start.rendezvous, num_stages=start.pp_size)
         links = open_links(gloo, torch_device, start.steps_in_flight)
-    ops = CpuOps(dtype, threads)
+    ops, memory = CpuOps(dtype, threads), CpuMemory(start.ranks_on_machine)
     experts = CpuExperts(ops)
     return Device(
         FACTS,
         torch_device,
         ops,
         experts,
-        CpuMemory(start.ranks_on_machine),
+        memory,
         ranks,
         None,
         ep_size=start.ep_size,
         all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
         fused=None if ops.logits_ops is None else CpuFusedOps(ops, ops.logits_ops),
         logits_ops=ops.logits_ops,
-        programs=None if threads is None else DecoderPrograms(threads),
+        programs=None if threads is None else DecoderPrograms(threads, memory),
         ggml=None if threads is None else CpuGgml(threads),
         recurrent=None
         if threads is None or start.recurrent_backend == "torch_native"

@@ -201,15 +201,7 @@ class Linear final : public Phase {
         for (int block = first; block < last; block++) is_gated() ? gated(row, end, block) : plain(row, end, block);
     }
 
-    static constexpr size_t ALONE_BYTES = 192 << 10;  // 8 to 20 us of one thread
-    static constexpr int ROW_PANEL = product::ROW_PANEL;
-
-  private:
-    bool is_gated() const { return then_ >= SILU_AND_MUL; }
-
-    Floats bias_at(int output) const { return bias_ ? load<Floats>(bias_ + output) : Floats{}; }
-
-    // Rows of buffers are padded to a multiple of 64 outputs, so whole blocks are stored.
+    // One block without gates. Rows of buffers are padded to a multiple of 64 outputs, so whole blocks are stored.
     void plain(int row, int end, int block) {
         product::multiply(w_, in_->prepared, row, end, block, [&](int m, const Floats* sums) {
             for (int v = 0; v < VECTORS; v++) {
@@ -220,6 +212,14 @@ class Linear final : public Phase {
             }
         });
     }
+
+    static constexpr size_t ALONE_BYTES = 192 << 10;  // 8 to 20 us of one thread
+    static constexpr int ROW_PANEL = product::ROW_PANEL;
+
+  private:
+    bool is_gated() const { return then_ >= SILU_AND_MUL; }
+
+    Floats bias_at(int output) const { return bias_ ? load<Floats>(bias_ + output) : Floats{}; }
 
     void gated(int row, int end, int block) {
         for (int stop; row < end; row = stop) {
@@ -262,6 +262,9 @@ class Head final : public Phase {
     }
 
     void compute(const Step& step, int chunk, int thread) override { linear_.compute(step, chunk, thread); }
+
+    // One block of the outputs of the first rows.
+    void block(int num_rows, int block) { linear_.plain(0, num_rows, block); }
 
   private:
     Buffer logits_;

@@ -13,6 +13,7 @@
 #include "quantize.h"
 #include "recurrent_call.h"
 #include "refused.h"
+#include "screen.h"
 #include "sampling.h"
 #include "team.h"
 
@@ -152,6 +153,18 @@ void kernels_pack_ggml(team::Team* team, const Matrix* w, const uint8_t* rows, i
     });
 }
 
+// Fills `rough`, Q5_0 of the head's size, and `bounds`: see screen::Screen.
+void kernels_screen(team::Team* team, const Matrix* head, const Matrix* rough, float* bounds) {
+    constexpr int TOGETHER = 16;  // blocks of a chunk
+    int num_blocks = weights::num_blocks(*head);
+    float* lengths = bounds + (size_t)num_blocks * weights::OUTPUTS;
+    team::for_blocks(team, (num_blocks + TOGETHER - 1) / TOGETHER, [=](int chunk) {
+        std::vector<float> row(head->inputs);
+        for (int block = chunk * TOGETHER; block < num_blocks && block < (chunk + 1) * TOGETHER; block++)
+            screen::make_block(*head, *rough, block, row.data(), bounds, lengths);
+    });
+}
+
 // Rows of the matrix as float32 [count, inputs].
 void kernels_unpack(const Matrix* w, const int64_t* outputs, int64_t count, float* out) {
     for (int64_t i = 0; i < count; i++) weights::unpack_row(*w, (int)outputs[i], out + i * w->inputs);
@@ -275,6 +288,29 @@ void program_head(Program* program, Buffer* x, const float* norm, float eps, Buf
     program->add(new layers::PrepareSamples(x, norm, eps, in));
     program->add(new layers::Head(weight, in, program->num_threads()));
 }
+
+// The same, by a screen where there is one and a step wants no more than the first of the largest logits; `rough_in` are
+// rows as its matrix takes them.
+screen::Pass* program_screened_head(Program* program, Buffer* x, const float* norm, float eps, Buffer* in, const Matrix* weight,
+                                    Buffer* rough_in) {
+    auto* pass = program->add_pass(*weight, in, rough_in);
+    program->add(new layers::PrepareSamples(x, norm, eps, in));
+    auto* approach = new screen::Approach(pass);
+    program->add(approach);
+    auto* bounds = new screen::Bounds(pass, program->num_threads());
+    program->add(bounds);
+    program->add(new screen::Limits(pass, approach, bounds));
+    program->add(new screen::Head(pass, program->num_threads()));
+    return pass;
+}
+
+// `bounds` [2, outputs padded to whole blocks]: what kernels_screen has left there.
+void program_set_screen(screen::Pass* pass, const Matrix* rough, const float* bounds, float longest) {
+    pass->set({rough, bounds, bounds + (size_t)pass->num_blocks * weights::OUTPUTS, longest});
+}
+
+// Blocks of the head that the latest step has computed by its screen; -1: it had none.
+int64_t program_screened_blocks(const screen::Pass* pass) { return pass->is_on ? pass->computed.load() : -1; }
 
 // act(scale * gate) * up of rows [gate, up], where something is added between the product and this.
 void program_act(Program* program, Buffer* in, Buffer* out, int act, float scale) {

@@ -25,6 +25,7 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "kernels_pack_int4": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "kernels_quantize": (None, (_POINTER, _INT, _POINTER, _LONG, _INT, _INT, _POINTER, _POINTER)),
     "kernels_pack_float8": (None, (_POINTER, _POINTER, _POINTER, _POINTER)),
+    "kernels_screen": (None, (_POINTER,) * 4),
     "kernels_unpack": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
     "kernels_product": (_POINTER, ()),
     "kernels_free_product": (None, (_POINTER,)),
@@ -56,6 +57,9 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "program_output": (None, (_POINTER, _POINTER)),
     "program_prepare": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _INT)),
     "program_head": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER)),
+    "program_screened_head": (_POINTER, (*(_POINTER,) * 3, _FLOAT, *(_POINTER,) * 3)),
+    "program_set_screen": (None, (_POINTER, _POINTER, _POINTER, _FLOAT)),
+    "program_screened_blocks": (_LONG, (_POINTER,)),
     "program_linear": (None, (*(_POINTER,) * 5, _INT, _FLOAT)),
     "program_act": (None, (_POINTER, _POINTER, _POINTER, _INT, _FLOAT)),
     "program_columns": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
@@ -107,6 +111,7 @@ class Step(ctypes.Structure):
         ("logits", _POINTER),
         ("states", _POINTER),
         ("block", _LONG),
+        ("largest_only", _LONG),
     ]
 
 

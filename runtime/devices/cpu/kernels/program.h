@@ -8,6 +8,7 @@
 #include "experts.h"
 #include "layers.h"
 #include "recurrent_phases.h"
+#include "screen.h"
 #include "team.h"
 
 namespace program {
@@ -40,6 +41,11 @@ class Program final : public team::Work {
     experts::Counter* add_counter() {
         counters_.emplace_back(new experts::Counter{});
         return counters_.back().get();
+    }
+
+    screen::Pass* add_pass(const weights::Matrix& head, Buffer* head_inputs, Buffer* rough_inputs) {
+        passes_.emplace_back(new screen::Pass(head, head_inputs, rough_inputs));
+        return passes_.back().get();
     }
 
     void add(Phase* phase) { phases_.emplace_back(phase); }
@@ -81,6 +87,7 @@ class Program final : public team::Work {
     std::vector<std::unique_ptr<RotaryTables>> rotaries_;
     std::vector<std::unique_ptr<experts::Assignment>> assignments_;
     std::vector<std::unique_ptr<experts::Counter>> counters_;
+    std::vector<std::unique_ptr<screen::Pass>> passes_;
     std::vector<std::unique_ptr<Phase>> phases_;
     std::vector<int> chunks_;
 };

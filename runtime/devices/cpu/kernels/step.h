@@ -39,6 +39,7 @@ struct Step {
     float* logits;                           // [samples, vocabulary padded to a multiple of 64]
     const recurrent::Rows* states;           // rows as recurrent layers see them; null: there are none
     int64_t block;                           // tokens of a block, to whose end each token attends; 0: to itself
+    int64_t largest_only;                    // 1: of logits the first of the largest is wanted, the others may be what is below it
 
     // The last position that the token at `position` attends to.
     int64_t last_seen(int64_t position) const {

@@ -24,7 +24,7 @@ from runtime.devices.cpu.kernels.levels import LEVELS, LIBRARIES, supported_leve
 HERE = Path(__file__).resolve().parent
 FOLDER = LIBRARIES / "emulated"
 SYSTEM = Path("/usr/aarch64-linux-gnu")  # arm64's C library: Debian's package libc6-arm64-cross
-TESTS = "tests/devices/cpu/test_kernels.py"
+TESTS = ("tests/devices/cpu/test_kernels.py", "tests/devices/cpu/test_screen.py")
 OF_THE_MACHINE = "not levels_are_chosen and not imports_no_compiler"  # tests of no level
 # level -> the model of a CPU in qemu's words: one that has no more than the level asks for, if there is one
 CPUS = {"neon": "cortex-a72", "dotprod": "neoverse-n1", "i8mm": "max"}
@@ -102,7 +102,7 @@ def run_tests(prepared: Prepared, options: list[str]) -> bool:
     plugin = ("-p", "tests.devices.cpu.emulator.plugin", "-p", "no:cacheprovider")
     settings = {"EMULATED_LEVEL": prepared.level, "EMULATED_FOLDER": str(FOLDER), "EMULATED_COMMAND": ""}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugin, TESTS, *options],
+        [sys.executable, "-m", "pytest", "-q", *plugin, *TESTS, *options],
         env={**os.environ, **settings, **prepared.variables},
         capture_output=True,
         text=True,

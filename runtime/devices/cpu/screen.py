@@ -1,0 +1,101 @@
+"""Screens of heads (kernels/screen.h): copies in fewer bits, by which greedy tokens are found without reading
+all of the head."""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from runtime import log
+from runtime.devices.base import Memory
+from runtime.devices.cpu.matrices import INPUT_GROUP, Form, Kind, Matrix, Threads, matrix_of, packed_bytes
+from runtime.devices.cpu.program import Buffer, Program
+
+Pass = int  # screen::Pass*, which lives as long as its program
+ROUGH = Kind.Q5_0  # of a screen
+KINDS = (Kind.FLOAT32, Kind.FLOAT16, Kind.BFLOAT16, Kind.INT8, Kind.Q8_0)  # of heads that have more bits
+LEAST_BYTES = 64 << 20  # of a head: smaller ones are read from caches in part, or are a small part of a step
+SHARE = 2  # memory that is spare, over what a screen takes of it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Screen:
+    """A head's copy in fewer bits, and how far it is from the head."""
+
+    rough: Matrix
+    bounds: Tensor  # float32 [2, outputs padded to whole blocks]: errors and lengths of screen::Screen
+    longest: float  # of the lengths that are finite
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory."""
+        return self.rough.num_bytes + self.bounds.nbytes
+
+
+def can_screen(head: Matrix) -> bool:
+    """Whether a screen of this head would have fewer bytes, and enough of them for that to count."""
+    is_known = head.kind in KINDS and not head.parts and head.inputs % INPUT_GROUP == 0
+    return is_known and head.num_bytes >= LEAST_BYTES
+
+
+def make_screen(threads: Threads, head: Matrix) -> Screen:
+    """The screen of a head for which `can_screen` holds, of whatever size. Raises OSError where there is no
+    memory."""
+    form = _form(head)
+    rough = matrix_of(threads.library, form, threads.memory.take(packed_bytes(threads.library, form)))
+    columns = -(-head.outputs // threads.library.outputs) * threads.library.outputs
+    bounds = torch.empty(2, columns)
+    threads.functions.kernels_screen(threads.handle, head.handle, rough.handle, bounds.data_ptr())
+    lengths = bounds[1]
+    return Screen(rough, bounds, lengths.where(lengths.isfinite(), 0.0).max().item())
+
+
+def add_head(program: Program, source: Buffer, norm: Tensor, eps: float, head: Matrix) -> Pass:
+    """Program.head for a head that may get a screen."""
+    program.kept.append(head)
+    functions, inputs = program.functions, program.buffer_for(head)
+    rough = functions.program_pair_buffer(program.handle, head.inputs, functions.kernels_input_form(ROUGH), 1)
+    address = program.keep(norm)
+    return functions.program_screened_head(program.handle, source, address, eps, inputs, head.handle, rough)
+
+
+def set_screen(program: Program, found: Pass, screen: Screen) -> None:
+    """Gives a head of the program its screen, between steps."""
+    program.kept.append(screen)
+    bounds = screen.bounds.data_ptr()
+    program.functions.program_set_screen(found, screen.rough.handle, bounds, screen.longest)
+
+
+class LateScreen:
+    """The screen of a program's head, made by the first step that wants it: where all is sampled at random
+    there is none."""
+
+    def __init__(self, program: Program, found: Pass, head: Matrix, memory: Memory, cache_bytes: int) -> None:
+        """`can_screen(head)`; `found`: of `add_head`. `cache_bytes`: of keys and values, which may not have
+        taken their memory yet."""
+        self.program, self.found, self.head, self.memory = program, found, head, memory
+        self.cache_bytes = cache_bytes
+        self.is_decided = False
+        self.log = log.get("screen")
+
+    def want(self) -> None:
+        """Makes it, where there is memory to spare for it, the first time that this is called."""
+        if self.is_decided:
+            return
+        self.is_decided = True
+        threads, begin = self.program.threads, perf_counter()
+        spare = self.memory.free_host_bytes(self.cache_bytes)
+        if packed_bytes(threads.library, _form(self.head)) * SHARE > spare:
+            return self.log.info("greedy tokens have no screen of the head: no memory to spare", spare=spare)
+        try:
+            screen = make_screen(threads, self.head)
+        except OSError as error:
+            return self.log.warning("greedy tokens have no screen of the head", why=str(error))
+        set_screen(self.program, self.found, screen)
+        took = round(perf_counter() - begin, 3)
+        self.log.info("greedy tokens have a screen of the head", bytes=screen.num_bytes, seconds=took)
+
+
+def _form(head: Matrix) -> Form:
+    return Form(ROUGH, head.outputs, head.inputs)
