@@ -11,7 +11,7 @@ import pytest
 
 import runtime
 from runtime.messages.media import Encode
-from runtime.scheduling import planner
+from runtime.scheduling import encode_costs, planner
 from tests.e2e.image_engine import COUNT, GREEDY, OPTIONS, Images
 from tests.models.make_media import PLACEHOLDER, greedy_qwen_vl, make_qwen_vl, picture
 
@@ -85,6 +85,7 @@ async def watched(
 ) -> AsyncIterator[Watched]:
     """An engine that streams, with slices as short as there are."""
     monkeypatch.setattr(planner, "BOUND_SHARE", 1e-9)
+    monkeypatch.setattr(encode_costs, "BLIND_ROWS", 1)  # of a pipeline
     options = OPTIONS | {"max_step_ms": 1.0, "context_length": 512} | getattr(request, "param", {})
     async with runtime.Engine(model_path=str(qwen[0]), **options) as engine:
         found = Watched(engine)
