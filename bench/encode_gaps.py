@@ -69,31 +69,31 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         async with runtime.Engine(model_path=name, **options) as engine:
             images = Images(engine)
             alone: list[float] = []
-            beside: list[float] = []
+            streamed: list[float] = []
             longest: list[float] = []
             quiet: list[float] = []
             for turn in range(args.turns + 1):
-                for is_beside in (False, True):
+                for has_stream in (False, True):
                     ends, found = anyio.Event(), list[float]()
                     async with anyio.create_task_group() as tasks:
-                        if is_beside:
+                        if has_stream:
                             tasks.start_soon(gaps, engine, ends, found)
                             await anyio.sleep(0.5)
                             quiet += found
                             found.clear()
-                        image = picture(2 * turn + is_beside, args.side * PATCH, args.side * PATCH)
+                        image = picture(2 * turn + has_stream, args.side * PATCH, args.side * PATCH)
                         begin = time.perf_counter()
                         await images.ask([9, PLACEHOLDER, 8], [image], max_new_tokens=1)
-                        (beside if is_beside else alone).append((time.perf_counter() - begin) * 1e3)
+                        (streamed if has_stream else alone).append((time.perf_counter() - begin) * 1e3)
                         ends.set()
-                    if is_beside:
+                    if has_stream:
                         longest.append(max(found))
             return {
                 "rows": rows,
                 "gap_alone_ms": round(median(quiet), 1),
                 "longest_gap_beside_an_image_ms": [round(gap, 1) for gap in longest[1:]],
                 "first_token_of_an_image_alone_ms": round(median(alone[1:]), 1),
-                "first_token_of_an_image_beside_ms": round(median(beside[1:]), 1),
+                "first_token_of_an_image_beside_ms": round(median(streamed[1:]), 1),
             }
 
 

@@ -56,7 +56,7 @@ class Watched(Images):
         async for delta in self.engine.stream(MORE, **GREEDY | {"max_new_tokens": STREAMED}):
             self.streamed += delta.token_ids
 
-    async def ask_beside(self) -> list[int]:
+    async def ask_in_company(self) -> list[int]:
         """The answer to both images, which are prepared before the stream goes on."""
         found: list[list[int]] = []
 
@@ -112,7 +112,7 @@ async def watched(
 )
 async def test_the_stream_goes_on_between_slices(watched: Watched, qwen: tuple[Path, Expected]) -> None:
     """Both images are made in slices, in turns, with tokens of the stream between them."""
-    assert await watched.ask_beside() == qwen[1][0]
+    assert await watched.ask_in_company() == qwen[1][0]
     ids = [id for id, _, _ in watched.slices]
     assert ids == sorted(ids) and len(set(ids)) == 2, "one after the other"
     for one in set(ids):
@@ -129,7 +129,7 @@ async def test_an_aborted_request_frees_what_it_has_begun(
     watched: Watched, qwen: tuple[Path, Expected]
 ) -> None:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watched.ask_beside)
+        tasks.start_soon(watched.ask_in_company)
         await watched.begun()
         assert watched.is_under_way
         tasks.cancel_scope.cancel()
@@ -147,7 +147,7 @@ async def test_new_ranks_encode_what_was_under_way(watched: Watched, qwen: tuple
     found: list[list[int]] = []
 
     async def ask() -> None:
-        found.append(await watched.ask_beside())
+        found.append(await watched.ask_in_company())
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
