@@ -69,7 +69,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         async with runtime.Engine(model_path=name, **options) as engine:
             images = Images(engine)
             alone: list[float] = []
-            with_stream: list[float] = []
+            streamed: list[float] = []
             longest: list[float] = []
             quiet: list[float] = []
             for turn in range(args.turns + 1):
@@ -84,16 +84,16 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                         image = picture(2 * turn + has_stream, args.side * PATCH, args.side * PATCH)
                         begin = time.perf_counter()
                         await images.ask([9, PLACEHOLDER, 8], [image], max_new_tokens=1)
-                        (with_stream if has_stream else alone).append((time.perf_counter() - begin) * 1e3)
+                        (streamed if has_stream else alone).append((time.perf_counter() - begin) * 1e3)
                         ends.set()
                     if has_stream:
                         longest.append(max(found))
             return {
                 "rows": rows,
                 "gap_alone_ms": round(median(quiet), 1),
-                "longest_gap_with_an_image_ms": [round(gap, 1) for gap in longest[1:]],
+                "longest_gap_beside_an_image_ms": [round(gap, 1) for gap in longest[1:]],
                 "first_token_of_an_image_alone_ms": round(median(alone[1:]), 1),
-                "first_token_of_an_image_with_a_stream_ms": round(median(with_stream[1:]), 1),
+                "first_token_of_an_image_beside_ms": round(median(streamed[1:]), 1),
             }
 
 

@@ -56,6 +56,7 @@ class Encodings:
         self.planned_s = 0.0  # what the planned step encodes is expected to take
         self.costs = EncodeCosts()
         self._bound_s: float | None = None  # for encodings of the planned step; None: any
+        self._is_held = False  # the planned step encodes nothing
         self._kept: dict[Key, Kept] = {}  # the least recently used first
         self._under_way: tuple[Key, Sequence] | None = None  # what is made in slices, and for whom
         self._next_id = 0
@@ -69,13 +70,18 @@ class Encodings:
         """A step is about to be planned. What was under way for a sequence that ended, or gave way, is
         dropped."""
         self._step += 1
-        self._made, self._bound_s, self.planned_s = [], None, 0.0
+        self._made, self._bound_s, self._is_held, self.planned_s = [], None, False, 0.0
         if self._under_way is not None and self._under_way[1].slot < 0:
             self._drop(self._under_way[0])
 
     def bound(self, seconds: float) -> None:
         """The step that is planned has so many seconds for encodings: some sequences decode in it."""
         self._bound_s = seconds
+
+    def hold(self) -> None:
+        """The step that is planned encodes nothing: steps with sequences that decode stand between its own
+        ones."""
+        self._is_held = True
 
     def cut(self, sequence: Sequence, start: int, count: int, most: int) -> int:
         """How many of `count` tokens of a sequence, from `start` on, this step may compute: those before the
@@ -173,6 +179,8 @@ class Encodings:
 
     def _part(self, making: Making) -> float:
         """How much of an encoding the planned step makes, as a part of the whole."""
+        if self._is_held:
+            return 0.0
         rest, is_first = 1 - making.planned, not self._made
         if self._bound_s is None:
             return rest

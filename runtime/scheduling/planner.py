@@ -265,9 +265,12 @@ class Planner:
         fill = Fill(size, int(size * admission.long_share) if has_others else size, {})
         if self.chunking is not None:
             self.chunking.begin(builder.work())
-        if self.encodings is not None and builder.sequences and admission.has_chunks:
+        if self.encodings is not None and admission.has_chunks:
             left_s = None if self.chunking is None else self.chunking.left_s
-            self.encodings.bound(ENCODE_S if left_s is None else left_s * BOUND_SHARE)
+            if builder.sequences:
+                self.encodings.bound(ENCODE_S if left_s is None else left_s * BOUND_SHARE)
+            elif roster.decoding and self.micro_batches.count > 1:
+                self.encodings.hold()
         for sequence in roster.extending:
             self.extends.extend(sequence, fill)
         decodes = bool(builder.sequences)

@@ -11,7 +11,7 @@ import pytest
 
 import runtime
 from runtime.messages.media import Encode
-from runtime.scheduling import planner
+from runtime.scheduling import encode_costs, planner
 from tests.e2e.image_engine import COUNT, GREEDY, OPTIONS, Images
 from tests.models.make_media import PLACEHOLDER, greedy_qwen_vl, make_qwen_vl, picture
 
@@ -56,7 +56,7 @@ class Watched(Images):
         async for delta in self.engine.stream(MORE, **GREEDY | {"max_new_tokens": STREAMED}):
             self.streamed += delta.token_ids
 
-    async def ask_meanwhile(self) -> list[int]:
+    async def ask_in_company(self) -> list[int]:
         """The answer to both images, which are prepared before the stream goes on."""
         found: list[list[int]] = []
 
@@ -85,6 +85,7 @@ async def watched(
 ) -> AsyncIterator[Watched]:
     """An engine that streams, with slices as short as there are."""
     monkeypatch.setattr(planner, "BOUND_SHARE", 1e-9)
+    monkeypatch.setattr(encode_costs, "BLIND_ROWS", 1)  # of a pipeline
     options = OPTIONS | {"max_step_ms": 1.0, "context_length": 512} | getattr(request, "param", {})
     async with runtime.Engine(model_path=str(qwen[0]), **options) as engine:
         found = Watched(engine)
@@ -111,7 +112,7 @@ async def watched(
 )
 async def test_the_stream_goes_on_between_slices(watched: Watched, qwen: tuple[Path, Expected]) -> None:
     """Both images are made in slices, in turns, with tokens of the stream between them."""
-    assert await watched.ask_meanwhile() == qwen[1][0]
+    assert await watched.ask_in_company() == qwen[1][0]
     ids = [id for id, _, _ in watched.slices]
     assert ids == sorted(ids) and len(set(ids)) == 2, "one after the other"
     for one in set(ids):
@@ -128,7 +129,7 @@ async def test_an_aborted_request_frees_what_it_has_begun(
     watched: Watched, qwen: tuple[Path, Expected]
 ) -> None:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watched.ask_meanwhile)
+        tasks.start_soon(watched.ask_in_company)
         await watched.begun()
         assert watched.is_under_way
         tasks.cancel_scope.cancel()
@@ -146,7 +147,7 @@ async def test_new_ranks_encode_what_was_under_way(watched: Watched, qwen: tuple
     found: list[list[int]] = []
 
     async def ask() -> None:
-        found.append(await watched.ask_meanwhile())
+        found.append(await watched.ask_in_company())
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)

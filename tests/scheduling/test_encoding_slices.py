@@ -13,6 +13,7 @@ from runtime.messages.steps import NO_INTS, StepPlan, StepResult
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.encode_costs import BOUND_SHARE, ENCODE_S, LEAST_PART, EncodeCosts, MadePart, Making
 from runtime.scheduling.encodings import EncodingConfig, Encodings
+from runtime.scheduling.micro_batches import MicroBatches
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig, encode_for_step
 from tests.scheduling.test_encodings import PLACEHOLDER, Rank
 
@@ -45,7 +46,9 @@ def longest_s(whole_s: float) -> float:
 class Server:
     """A scheduler, and a rank whose encoder takes ROW_S for a row."""
 
-    def __init__(self, bound_s: float = BOUND_S, *, is_blind: bool = False, is_cut: bool = True) -> None:
+    def __init__(
+        self, bound_s: float = BOUND_S, *, is_blind: bool = False, is_cut: bool = True, num_batches: int = 1
+    ) -> None:
         """`is_blind`: the encoder's time is not reported."""
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -55,6 +58,7 @@ class Server:
                 page_size=16,
                 num_pages=4096,
                 eos_ids=(),
+                micro_batches=MicroBatches(num_batches),
                 encodings=EncodingConfig(max_rows=4096, is_cut=is_cut),
                 admission=Admission(max_step_tokens=4096, max_step_s=bound_s),
             )
@@ -90,11 +94,15 @@ class Server:
             assert set(plan.media.ids.tolist()) <= self.rank.kept
         self.encoded_s.append(spent_s)
         self.decoded.append(plan.num_decodes)
+        self.finish(plan, spent_s)
+        return plan
+
+    def finish(self, plan: StepPlan, spent_s: float) -> None:
+        """The result of a step before which the encoder took so long."""
         tokens = np.ones(int((plan.samples > 0).sum()), np.int32)
         logprobs = np.empty(0, np.float32), NO_INTS, np.empty(0, np.float32)
         encode_s = 0.0 if self.is_blind else spent_s
         self.scheduler.apply(StepResult(plan.step, tokens, -1, *logprobs, [], DECODE_S, encode_s=encode_s))
-        return plan
 
     def sequence(self, name: str) -> Sequence:
         return next(iter(self.scheduler.roster.siblings(name)))
@@ -265,6 +273,23 @@ def test_without_a_bound_of_steps_encodings_have_their_own() -> None:
     server.scheduler.add(request("image", image(b"a", 400)))
     server.steps_until_first("image")
     assert 0.9 * ENCODE_S < max(server.encoded_s) <= ENCODE_S + 4.0 * LEAST_PART
+
+
+def test_steps_between_those_of_streams_encode_nothing() -> None:
+    """In a pipeline the stream's steps take turns with others, which would make it wait for the whole."""
+    server = Server(is_blind=True, num_batches=2)
+    server.scheduler.add(request("text"))
+    server.step()
+    plan = server.scheduler.plan()
+    assert plan is not None and plan.num_decodes == 1
+    server.scheduler.add(request("image", image(b"a", 800)))
+    between = server.scheduler.plan()  # it has the token before the image
+    assert between is not None and (between.num_decodes, between.counts.tolist()) == (0, [1])
+    assert encode_for_step(server.scheduler, between) is None
+    for one in (plan, between):
+        server.finish(one, 0.0)
+    server.steps_until_first("image")
+    assert len(server.slices) == 4
 
 
 def test_encoders_that_do_not_stop_make_one_at_once() -> None:
