@@ -104,6 +104,17 @@ def test_latent_roles_compile(cache: Path) -> None:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
+def test_absorbed_latents_do_not_spill(cache: Path) -> None:
+    """Decodes and chunks of 16 and of 128 heads; sums of 64 queries leave hardly a register."""
+    made = [one for one in compiled(["latent"], cache) if one["kernel"] == "paged_attention_kernel"]
+    assert len(made) == 4 and [one["stack_bytes"] for one in made] == [0] * 4
+    found = [one["loops"][0] for one in made]
+    assert all(0 < count <= SLACK * most for count, most in zip(found, (547, 671, 670, 670), strict=True)), (
+        found
+    )
+
+
+@pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
 def test_attention_of_towers_compiles(cache: Path) -> None:
     """Large tiles by groups of warps; none spills, and heads of 72 numbers are read by 16 bytes, as those of
     80 are."""

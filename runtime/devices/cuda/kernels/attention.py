@@ -153,10 +153,13 @@ def paged_attention_kernel(
     tile_slopes = scale
     if BIASED:
         tile_slopes = tl.load(slopes + head, mask=is_query, other=0.0) * LOG2E
-    queries = Queries(q_tile, rope_tile, tl.minimum(front + token, rear), scale, cap, tile_slopes)
+    positions = front + token if TILED else tl.minimum(front + token, rear)
+    queries = Queries(q_tile, rope_tile, positions, scale, cap, tile_slopes)
     strides = table_stride, key_stride, value_stride, rope_stride
     cache = cache_of((keys, values, ropes), tables, slot, kv_head, strides, S)
     state = attend_keys(queries, cache, front, rear, split, num_splits, SPLIT, S)
+    if TILED:  # from what is at hand behind the keys: a number of tokens held so long was spilled (MLA)
+        is_query = ((token == 0) | (positions <= rear)) & (token < TOKENS) & (member < GROUP)
     if HAS_SINKS and not SPLIT:
         state = _add_sink(state, tl.load(sinks + head, mask=is_query, other=NEG_INF).to(tl.float32) * LOG2E)
     heads = at * (kv_heads * GROUP) + head
