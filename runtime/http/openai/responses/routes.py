@@ -1,6 +1,6 @@
 """The routes of /v1/responses, and the responses that are computed in the background."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from operator import itemgetter
 
@@ -33,7 +33,7 @@ from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import HEADERS
 from runtime.http.tenant_service import service_for, tenant_in
 from runtime.http.unknown_fields import warned
-from runtime.messages.media import MediaSource
+from runtime.messages.media import EncodedText, MediaSource
 from runtime.messages.requests import Prompt
 from runtime.messages.tenants import Tenant
 from runtime.service import Service
@@ -91,6 +91,7 @@ class Background(Struct, frozen=True):
     """A response that is computed in the background."""
 
     record: StoredResponse
+    texts: Mapping[str, EncodedText]  # what marks in its input stand for (http/cut_body.py)
     serving: Answer
     stream: ResumableStream | None
     scope: anyio.CancelScope
@@ -137,8 +138,7 @@ class Responses:
             def keep(taken: tuple[PreparedResponse, list[str], Answer]) -> bool:
                 prepared, _, serving = taken
                 prepared.texts = body.texts
-                # one in the background is stored in each of its states
-                return not prepared.body.background and serving.exchange.take_files(body.texts)
+                return serving.exchange.take_files(body.texts)
 
             body = await read_cut_body(request.scope, request.receive, settings.max_body_bytes)
             prepared, ignored, serving = await attempt_later(body, take, keep)
@@ -166,7 +166,7 @@ class Responses:
         scope = anyio.CancelScope()
         self._running[record.id] = Running(record.owner, scope)
         try:
-            await self.store.create(record)
+            await self.store.create(record, prepared.texts)
         except BaseException:
             del self._running[record.id]
             raise
@@ -176,7 +176,7 @@ class Responses:
             assert isinstance(serving.answer_format, ResponseAnswerFormat)
             self.resumable_streams.append(stream, serving.answer_format.queued())
             queued = _follow(stream, 0)
-        task = Background(record, serving, stream, scope)
+        task = Background(record, prepared.texts, serving, stream, scope)
         fault = InternalFault("something went wrong in the server; its log has the details")
         self._tasks.start(
             StoredTask("response", record.id, partial(self._complete, task), partial(self._fail, task, fault))
@@ -209,7 +209,7 @@ class Responses:
         """Computes one background response."""
         record, response, stream = task.record, task.record.response, task.stream
         response["status"] = "in_progress"
-        self.store.put(record)
+        self.store.put(record, task.texts)
         try:
             with task.scope as scope:
                 await (
@@ -219,7 +219,7 @@ class Responses:
                 )
             if scope.cancelled_caught and record.id in self._running:
                 response["status"] = "cancelled"
-                self.store.put(record)
+                self.store.put(record, task.texts)
             self._finish(task)
         except RequestError as error:
             await self._fail(task, error)
@@ -234,7 +234,7 @@ class Responses:
                 self.resumable_streams.append(stream, events)
         finally:
             record.response.update(status="failed", error={"code": code, "message": error.message})
-            self.store.put(record)
+            self.store.put(record, task.texts)
             self._finish(task)
 
     def _finish(self, task: Background) -> None:

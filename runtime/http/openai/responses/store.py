@@ -91,12 +91,12 @@ class ResponseStore:
             self._forget(next(iter(self._memory.values())))
         self._news.set()
 
-    async def create(self, record: StoredResponse) -> None:
-        """Stores a new response, and waits until it is written. Raises StorageFull, StorageUnavailable;
-        nothing is left of it then."""
+    async def create(self, record: StoredResponse, texts: Mapping[str, EncodedText] = NO_TEXTS) -> None:
+        """Stores a new response, and waits until it is written. `texts`: as for `put`. Raises StorageFull,
+        StorageUnavailable; nothing is left of it then."""
         if self.table is None or self._disk is None:
-            return self.put(record)
-        table, row = self.table, _row(record)
+            return self.put(record, texts)
+        table, row = self.table, _row(record, texts)
         self.check()
         async with self._using_table:
             self.check()  # others may have failed while this task waited
