@@ -23,7 +23,13 @@ from runtime.http.openai.files import page_of
 from runtime.http.openai.responses import response_object as responses
 from runtime.http.openai.responses.response_request import ResponseBody
 from runtime.http.openai.responses.resumable_streams import ResumableStream, ResumableStreams
-from runtime.http.openai.responses.serve import PreparedResponse, ResponseAnswerFormat, answer, read_response
+from runtime.http.openai.responses.serve import (
+    PreparedResponse,
+    ResponseAnswerFormat,
+    answer,
+    read_response,
+    with_conversation,
+)
 from runtime.http.openai.responses.store import ResponseStore
 from runtime.http.openai.responses.table import OPEN, StoredResponse
 from runtime.http.openai.stored.tasks import StoredTask, StoredTasks
@@ -120,28 +126,25 @@ class Responses:
             INPUT_ITEMS.route(self._input_items),
         ]
 
-    async def _prepared(
-        self, service: Service, settings: HttpSettings, content: bytes
-    ) -> tuple[PreparedResponse, list[str]]:
-        """-> the request, and unknown fields of it that were ignored"""
-        body, ignored = settings.unknown_fields.attempt(read_response, content, CREATE.path)
-        return await PreparedResponse.read(service, self.store, body), ignored
-
     def _creating(self, settings: HttpSettings) -> Endpoint:
         async def create(request: Request) -> ASGIApp:
             service = service_for(self.service, tenant_in(request.scope))
 
-            async def take(content: bytes) -> tuple[PreparedResponse, list[str], Answer]:
-                prepared, ignored = await self._prepared(service, settings, content)
-                return prepared, ignored, answer(service, prepared, self.store.put)
+            def serve(prepared: PreparedResponse) -> tuple[PreparedResponse, Answer]:
+                return prepared, answer(service, prepared, self.store.put)
 
-            def keep(taken: tuple[PreparedResponse, list[str], Answer]) -> bool:
-                prepared, _, serving = taken
-                prepared.texts = body.texts
-                return serving.exchange.take_files(body.texts)
+            def keep(taken: tuple[PreparedResponse, Answer], texts: Mapping[str, EncodedText]) -> bool:
+                prepared, serving = taken
+                prepared.texts = {**prepared.texts, **texts}
+                return serving.exchange.take_files(texts)
+
+            async def take(content: bytes) -> tuple[tuple[PreparedResponse, Answer], list[str]]:
+                asked, ignored = settings.unknown_fields.attempt(read_response, content, CREATE.path)
+                return await with_conversation(service, self.store, asked, serve, keep), ignored
 
             body = await read_cut_body(request.scope, request.receive, settings.max_body_bytes)
-            prepared, ignored, serving = await attempt_later(body, take, keep)
+            taken = await attempt_later(body, take, lambda taken: keep(taken[0], body.texts))
+            (prepared, serving), ignored = taken
             serving.exchange.apply_headers(read_headers(request.headers, settings.label_header))
             serving.interval = settings.stream_interval
             if prepared.body.background:
@@ -187,18 +190,22 @@ class Responses:
         async def count(request: Request) -> ASGIApp:
             service = service_for(self.service, tenant_in(request.scope))
 
-            async def take(content: bytes) -> tuple[Prompt, list[MediaSource], list[str]]:
-                prepared, ignored = await self._prepared(service, settings, content)
+            def prompt_of(prepared: PreparedResponse) -> tuple[Prompt, list[MediaSource]]:
                 media = MediaParts(service.card.limits.media_kinds)
-                return chat_prompt(prepared.chat, media), media.sources, ignored
+                return chat_prompt(prepared.chat, media), media.sources
 
-            def keep(taken: tuple[Prompt, list[MediaSource], list[str]]) -> bool:
-                files = put_back_files(taken[1], body.texts)
+            def keep(taken: tuple[Prompt, list[MediaSource]], texts: Mapping[str, EncodedText]) -> bool:
+                files = put_back_files(taken[1], texts)
                 taken[1][:] = files or []
                 return files is not None
 
+            async def take(content: bytes) -> tuple[tuple[Prompt, list[MediaSource]], list[str]]:
+                asked, ignored = settings.unknown_fields.attempt(read_response, content, CREATE.path)
+                return await with_conversation(service, self.store, asked, prompt_of, keep), ignored
+
             body = await read_cut_body(request.scope, request.receive, settings.max_body_bytes)
-            prompt, sources, ignored = await attempt_later(body, take, keep)
+            taken = await attempt_later(body, take, lambda taken: keep(taken[0], body.texts))
+            (prompt, sources), ignored = taken
             ids = await self.service.control.tokenize(prompt, sources)
             tokens = responses.InputTokens("response.input_tokens", len(ids))
             return warned(json_response(tokens), ignored)

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import TypeVar
 
 import msgspec
 from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestError
+from runtime.http.cut_body import attempt
 from runtime.http.errors import decode, renamed
 from runtime.http.fields.model import adapter_named, response_model
 from runtime.http.fields.sampling import SAMPLING_FIELDS
@@ -20,7 +21,7 @@ from runtime.http.openai.responses import tools
 from runtime.http.openai.responses.items import Item, items_of, messages_of
 from runtime.http.openai.responses.response_object import Response
 from runtime.http.openai.responses.response_request import LOGPROBS, ResponseBody, TextOptions, check
-from runtime.http.openai.responses.store import ResponseStore
+from runtime.http.openai.responses.store import PreviousResponseNotFound, ResponseStore, conversation_of
 from runtime.http.openai.responses.table import StoredResponse
 from runtime.http.openai.responses.writer import Payload, Writer
 from runtime.http.streaming.answer_format import Output
@@ -31,6 +32,8 @@ from runtime.json_value import Fields
 from runtime.messages.media import EncodedText
 from runtime.messages.requests import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import Service
+
+T = TypeVar("T")
 
 # field of the request -> its name in /v1/chat/completions
 RENAMED = {"max_output_tokens": "max_completion_tokens"}
@@ -61,19 +64,6 @@ def read_response(content: bytes) -> ResponseBody:
 class PreparedResponse:
     """A checked request: the chat request that it becomes, and the response object without output."""
 
-    @classmethod
-    async def read(cls, service: Service, store: ResponseStore, body: ResponseBody) -> Self:
-        """The request with the conversation that it continues. Raises RequestError."""
-        adapter = adapter_named(service.card, body.model)
-        check(body)
-        before = body.previous_response_id
-        context = (
-            []
-            if before is None
-            else (await store.find(before, service.tenant, "previous_response_id")).conversation
-        )
-        return cls(service, body, context, adapter)
-
     def __init__(self, service: Service, body: ResponseBody, context: list[Item], adapter: str) -> None:
         """Raises RequestError."""
         self.body = body
@@ -93,6 +83,32 @@ class PreparedResponse:
     def record(self) -> StoredResponse:
         """The response as it is stored now."""
         return StoredResponse(self.response, self.context, self.input, self.owner)
+
+
+async def with_conversation(
+    service: Service,
+    store: ResponseStore,
+    body: ResponseBody,
+    take: Callable[[PreparedResponse], T],
+    keep: Callable[[T, Mapping[str, EncodedText]], bool],
+) -> T:
+    """What `take` makes of a request with the conversation that it continues: first without the files in
+    that, if `keep` can bring these back. Raises RequestError."""
+    adapter = adapter_named(service.card, body.model)
+    check(body)
+    before = body.previous_response_id
+    if before is None:
+        return take(PreparedResponse(service, body, [], adapter))
+    stored = await store.find_cut(before, service.tenant)
+
+    def read(data: bytes) -> T:
+        return take(PreparedResponse(service, body, conversation_of(data, before), adapter))
+
+    try:
+        return attempt(stored, read, lambda taken: keep(taken, stored.texts))
+    except PreviousResponseNotFound:
+        await store.find(before, service.tenant, "previous_response_id")  # the log gets what is wrong with it
+        raise
 
 
 def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:

@@ -16,13 +16,17 @@ from itertools import islice
 
 import anyio
 import msgspec
+from anyio.to_thread import run_sync
 
 from runtime import log
 from runtime.errors import InvalidRequest, NotFound, RequestError, StorageFull, StorageUnavailable
-from runtime.http.cut_body import with_texts
+from runtime.gil import giving_way
+from runtime.http.cut_body import MIN_BYTES, CutBody, cut, uncut, with_texts
+from runtime.http.openai.responses.items import Item
 from runtime.http.openai.responses.table import OPEN, ResponseTable, Row, StoredResponse
 from runtime.http.openai.stored.disk import Disk, storage_error
 from runtime.http.openai.stored.quota import Kept
+from runtime.memory_file import MemoryFile
 from runtime.messages.media import EncodedText
 from runtime.messages.tenants import Tenant
 
@@ -119,6 +123,17 @@ class ResponseStore:
             raise _not_found(response_id, param)
         return record
 
+    async def find_cut(self, response_id: str, tenant: Tenant) -> CutBody:
+        """The stored response that is to be continued, as JSON without the files in it. Raises
+        PreviousResponseNotFound, also for a response of another tenant; StorageUnavailable, Unavailable."""
+        row = self._memory.get(response_id)
+        if row is None and self.table is not None and self._disk is not None:
+            table = self.table
+            row = await self._disk.run(lambda: table.find_row(response_id))
+        if row is None or not tenant.sees(row.owner):
+            raise _not_found(response_id, "previous_response_id")
+        return await run_sync(giving_way, _cut, row.data) if len(row.data) >= MIN_BYTES else uncut(row.data)
+
     async def delete(self, response_id: str, tenant: Tenant) -> None:
         """Deletes a response. Raises NotFound, also for a response of another tenant, StorageFull,
         StorageUnavailable."""
@@ -186,6 +201,20 @@ class ResponseStore:
             )
         self._fault = error
         self._news.set()  # `run` tries again
+
+
+def conversation_of(data: bytes, response_id: str) -> list[Item]:
+    """The items of a stored response's conversation. Raises PreviousResponseNotFound for damaged data."""
+    try:
+        return msgspec.json.decode(data, type=StoredResponse).conversation
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError):
+        raise _not_found(response_id, "previous_response_id") from None
+
+
+def _cut(data: bytes) -> CutBody:
+    memory = MemoryFile()
+    memory.append(data)
+    return cut(memory)
 
 
 def _row(record: StoredResponse, texts: Mapping[str, EncodedText] = NO_TEXTS) -> Row:

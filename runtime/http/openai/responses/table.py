@@ -72,16 +72,23 @@ class ResponseTable:
 
     def find(self, response_id: str) -> StoredResponse | None:
         """The stored response of an id. Raises sqlite3.Error, OSError."""
-
-        def select(db: sqlite3.Connection) -> bytes | None:
-            row = db.execute("SELECT record FROM responses WHERE id = ?", (response_id,)).fetchone()
-            return None if row is None else row[0]
-
-        data = self._guarded(select)
-        record = None if data is None else self._decoded(response_id, data)
+        row = self.find_row(response_id)
+        record = None if row is None else self._decoded(response_id, row.data)
         if record is not None and not self._has_ended_interrupted:  # nothing was written since the start
             _end(record)
         return record
+
+    def find_row(self, response_id: str) -> Row | None:
+        """The stored response of an id as it was written. Raises sqlite3.Error, OSError."""
+
+        def select(db: sqlite3.Connection) -> tuple[str, bool, bytes] | None:
+            row: tuple[str, bool, bytes] | None = db.execute(
+                "SELECT owner, is_over, record FROM responses WHERE id = ?", (response_id,)
+            ).fetchone()
+            return row
+
+        found = self._guarded(select)
+        return None if found is None else Row(response_id, *found)
 
     def delete(self, response_id: str, owner: str | None = None) -> bool:
         """Deletes a response of an owner; None: of any. Returns whether there was one. Raises sqlite3.Error,
