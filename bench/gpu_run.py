@@ -2,10 +2,15 @@
 limit of its own, and each figure a line of gpu.jsonl the moment it is known (in the folder $OUT, else
 bench/results). So no section costs another one's results, and what was cut off leaves what it has seen.
 
-    python -m bench.gpu_run A             # what no card has run yet: correctness, joined kernels, the server
-    python -m bench.gpu_run B             # steps of whole models, engines, idle time, products, experts
-    python -m bench.gpu_run C             # torch.compile
-    python -m bench.gpu_run A B C --dry   # every line of the benches, tiny, without a GPU
+    python -m bench.gpu_run A               # correctness: kernels, ranks, engines
+    python -m bench.gpu_run B               # figures that no card has shown yet (docs/cuda.md)
+    python -m bench.gpu_run C               # others: steps of whole models, idle time, products, experts
+    python -m bench.gpu_run D               # torch.compile
+    python -m bench.gpu_run E               # two GPUs: norms that sum over ranks
+    python -m bench.gpu_run A B C D E --dry # every line of the benches, tiny, without a GPU
+
+What launches many kernels compiles them first, as many at a time as there are cores: ranks at their start,
+forms of attention by themselves, and those of other benches in a section that measures nothing.
 """
 
 import argparse
@@ -73,12 +78,16 @@ def parts() -> dict[str, list[Section]]:
             tests("kernels are right", kernels, 200, *chosen, *spread(KERNELS)),
             tests("ranks are right", "tests/cuda --durations=5", 200, "-m", "cuda", joins=True),
             tests("engines are right", engines, 150, "-v", "-k", one_card, *spread(ENGINES_AT_ONCE)),
-            Section("joined launches", ("bench.gpu_joined",), 15, 40),
-            Section("fusion", ("bench.gpu_fusion",), 40, 140),
-            Section("http", ("bench.gpu_serve",), 60, 140),
         ],
         "B": [
-            Section("forms of attention", ("bench.gpu_attention",), 30, 120),
+            Section("joined launches", ("bench.gpu_joined",), 15, 40),
+            Section("fusion", ("bench.gpu_fusion",), 60, 140),
+            Section("forms of attention", ("bench.gpu_attention",), 45, 120),
+            Section("towers", ("bench.gpu_towers",), 20, 40),
+            Section("steps of experts", ("bench.gpu_steps", "--only", "qwen3-30b-a3b"), 40, 80),
+            Section("http", ("bench.gpu_serve",), 60, 120),
+        ],
+        "C": [
             Section("whole steps", ("bench.gpu_steps",), 40, 200),
             Section("idle", ("bench.gpu_idle",), 30, 60),
             Section("kernels of products", ("bench.gpu_gemm", "--compile"), 30, 90),
@@ -86,7 +95,8 @@ def parts() -> dict[str, list[Section]]:
             Section("tuning", ("bench.gpu_tuning",), 30, 50),
             Section("kernels", ("bench.gpu",), 20, 50),
         ],
-        "C": [Section("torch.compile", ("bench.gpu_compiled",), 60, 540)],
+        "D": [Section("torch.compile", ("bench.gpu_compiled",), 60, 540)],
+        "E": [Section("norms that sum", ("bench.gpu_norm_sums",), 30, 300)],
     }
 
 
@@ -147,7 +157,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="+", choices=list(parts()), metavar="PART", help="A, B or C")
+    parser.add_argument("parts", nargs="+", choices=list(parts()), metavar="PART", help="A to E")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--seconds", type=float, default=PART_S, help="time for each part")
     args = parser.parse_args()

@@ -171,7 +171,7 @@ def main() -> int:
     bench = Bench(args.dry)
     figures, has_failed = bench.figures("steps"), False
     cases = (TINY,) if args.dry else CASES
-    for case in cases if args.only is None else [case for case in cases if case.name in args.only]:
+    for case in cases if args.dry or args.only is None else [one for one in cases if one.name in args.only]:
         try:
             measure(bench, case, figures)
         # GPU time is scarce: a model that fails must not cost the results of the others

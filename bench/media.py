@@ -36,6 +36,7 @@ from runtime.media_kind import MediaKind
 from runtime.messages.media import MediaSource, MediaValues
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.vision.open_encoder import open_encoder
+from runtime.models.vision.slices import finish
 from tests.devices.drive import start_rank
 from tests.models.make_media import PLACEHOLDER, make_qwen_vl, name_placeholder
 
@@ -81,10 +82,10 @@ def encode(args: argparse.Namespace) -> dict[str, Any]:
         with torch.inference_mode():
             for _ in range(args.runs + 1):
                 begin = clock()
-                encoder.encode(media)
+                finish(encoder.slices(media))
                 middle = clock()
                 for one in media:
-                    encoder.encode([one])
+                    finish(encoder.slices([one]))
                 together.append((middle - begin) * 1e3)
                 apart.append((clock() - middle) * 1e3)
         batch, single = median(together[1:]), median(apart[1:])

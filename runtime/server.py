@@ -26,6 +26,7 @@ from runtime.core import Core
 from runtime.errors import AddressInUse, OptionsError, RuntimeFault, StartError, install_line
 from runtime.http.app import http_app
 from runtime.http.auth import Keys
+from runtime.http.hosts import authority
 from runtime.http.key_file import read_key_file
 from runtime.http.openai.stored_objects import StoredObjects, open_stored_objects
 from runtime.http.server import check_address, listen, serve, tls_context
@@ -177,7 +178,8 @@ def _grpc_server(core: Core, plan: Plan, settings: HttpSettings, tls: ssl.SSLCon
 
 def _log_listening(scheme: str, plan: Plan, port: int) -> None:
     log.get("server").info(
-        "listening", url=f"{scheme}{'s' if plan.http.ssl_certfile else ''}://{plan.http.host}:{port}"
+        "listening",
+        url=f"{scheme}{'s' if plan.http.ssl_certfile else ''}://{authority(plan.http.host, port)}",
     )
 
 

@@ -19,6 +19,7 @@ from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import PauseMode
 from runtime.messages.tenants import DEFAULT_TENANT, Tenant
 from runtime.messages.transfer import Role
+from runtime.messages.weight_facts import WeightFacts
 from runtime.models.config.pooling import Pooling
 from runtime.parsing.detect import AnswerFormats
 
@@ -79,6 +80,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     storage: str | None = None  # the backend of the storage tier; None: there is none
     adapters: Mapping[str, AdapterCard] = {}  # loaded adapters by name; changes as they come and go
     transcription: TranscriptionFacts | None = None  # None: the model transcribes nothing
+    weights: WeightFacts = WeightFacts()
     has_cache_report: bool = False  # `usage` reports the tiers that cached tokens came from
 
     @property

@@ -1,7 +1,6 @@
 """From the plan to the configuration of each part of the runtime."""
 
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,8 @@ from runtime import log
 from runtime.cache.kv import CacheConfig
 from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
-from runtime.diffusion_settings import diffusion, model_defaults
+from runtime.diffusion_settings import diffusion
+from runtime.encoding_settings import encoding_config
 from runtime.errors import OptionsError
 from runtime.grammar.backend import GrammarError
 from runtime.grammar.token_tree import read_token_tree
@@ -26,7 +26,6 @@ from runtime.messages.lora import AdapterSetup
 from runtime.messages.ranks import StartRank, StepOverlap
 from runtime.messages.sampling import MAX_TOP_LOGPROBS, Limits, SamplingParams
 from runtime.metrics.table import Buckets
-from runtime.models.config.media_config import sees_whole_images
 from runtime.models.config.model_config import ModelConfig, read_config
 from runtime.models.config.patch_image_config import pixel_ranges
 from runtime.models.config.whisper_config import WhisperEncoder
@@ -44,7 +43,6 @@ from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.micro_batches import MicroBatches
 from runtime.scheduling.scheduler import SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
-from runtime.service import ModelCard
 from runtime.text.builtin_templates import template_sources
 from runtime.text.chat_template import ChatTemplates
 from runtime.text.infill import find_format
@@ -231,26 +229,6 @@ def model_config(plan: Plan) -> ModelConfig:
     return msgspec.structs.replace(model, quantization=model.quantization.on_device(schemes))
 
 
-def model_card(plan: Plan, model: ModelConfig, formats: AnswerFormats) -> ModelCard:
-    """What clients may know of the served model, without adapters. Raises OptionsError."""
-    preferred, has_defaults = preferred_sampling(plan), plan.api.sampling_defaults == "model"
-    return ModelCard(
-        name=plan.api.served_model_name,
-        created=int(time.time()),
-        limits=limits(plan, model, plan.model.context_length),
-        sampling_defaults=(model_defaults(model) if has_defaults else {}) | preferred,
-        preferred=preferred,
-        pooling=model.pooling,
-        formats=formats,
-        has_grammars=grammar_setup(plan, model) is not None and plan.api.tree_decode_config is None,
-        weight_version=plan.weights.weight_version,
-        storage=plan.tiers.hicache_storage_backend,
-        has_cache_report=plan.api.enable_cache_report,
-        adapters={},
-        reads_items_apart=plan.api.multi_item_scoring_delimiter is not None,
-    )
-
-
 def answer_formats(plan: Plan, files: TokenizerFiles) -> AnswerFormats:
     """How the model writes tool calls and reasoning. Raises OptionsError, ModelError."""
     choice, name = plan.api.chat_template, plan.api.hf_chat_template_name
@@ -292,8 +270,7 @@ def scheduler_config(
         eos_ids=model.eos_ids,
         pools=model.pooling is not None,
         diffusion=diffusion(plan, model),
-        max_encoded_rows=None if model.media is None else model.media.num_kept,
-        keeps_images_whole=sees_whole_images(model.media),
+        encodings=encoding_config(model),
         lora_slots=lora_slots(plan),
         cache=CacheConfig(
             shares=not (

@@ -21,8 +21,10 @@ from runtime.devices.numa import cores_of
 from runtime.diffusion_settings import diffusion
 from runtime.errors import OptionsError, StartError, install_line
 from runtime.messages.memory import offloaded_layers
+from runtime.model_card import model_card
 from runtime.models.config.checksums import read_list
 from runtime.models.config.draft_check import check_draft_model
+from runtime.models.config.dual_config import DualImages
 from runtime.models.config.family import LLAMA
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import class_path
@@ -35,7 +37,7 @@ from runtime.pdmux_settings import multiplexing
 from runtime.regular_file import check_regular, check_writable
 from runtime.scheduling.expert_location import places_at_start
 from runtime.service import ModelCard
-from runtime.settings import TextSetup, model_card, model_config, open_text
+from runtime.settings import TextSetup, model_config, open_text
 from runtime.storage.buffers import PACKAGES, missing
 from runtime.storage.settings import backend_settings
 from runtime.text.open_media import open_transcription
@@ -44,10 +46,14 @@ from runtime.transfer.key import SERVERS_KEY
 from runtime.transfer.open_encoders import check_encoders
 from runtime.weight_settings import cache_scales
 
-# classes of models whose layers join the tokens of attention groups
-GROUPED = (LLAMA, "runtime.models.deepseek:DeepSeek", "runtime.models.deepseek_sparse:SparseDeepSeek")
-# models whose ranks may have shards of the tokens between attentions
-SCATTERED = (*GROUPED, "runtime.models.hybrid:HybridDecoder", "runtime.models.hybrid:GraniteHybrid")
+# classes of models whose ranks may have shards of the tokens between attentions
+SCATTERED = (
+    LLAMA,
+    "runtime.models.deepseek:DeepSeek",
+    "runtime.models.deepseek_sparse:SparseDeepSeek",
+    "runtime.models.hybrid:HybridDecoder",
+    "runtime.models.hybrid:GraniteHybrid",
+)
 
 
 class Prepared(Struct, frozen=True):
@@ -112,18 +118,19 @@ def check_nodes(plan: Plan) -> None:
 
 
 def check_groups(plan: Plan, model: ModelConfig) -> None:
-    """The model's layers are computed for attention groups, if there are any. Raises OptionsError."""
+    """The model's layers can be divided among attention groups, if there are any. Raises OptionsError."""
     if not plan.parallel.enable_dp_attention or plan.parallel.device == "null":
         return
-    if model.pooling is not None:
-        raise OptionsError(["--enable-dp-attention is for models that generate; leave it out"])
-    if (path := class_path(model)) not in GROUPED:
-        raise OptionsError(
-            [
-                "--enable-dp-attention computes plain decoders and those of DeepSeek, not "
-                f"{path.partition(':')[2]}; leave it out"
-            ]
-        )
+    pooling, remedy = model.pooling, "take replicas: --data-parallel-size without it"
+    problem = ""
+    if model.transformers_json is not None:
+        problem = f"divides layers, and transformers' code computes this model on one rank; {remedy}"
+    elif model.encoder is not None or model.is_bidirectional or isinstance(model.media, DualImages):
+        problem = f"is for decoders, and this model sees whole texts; {remedy}"
+    elif pooling is not None and pooling.judge_ids and not (model.is_tied or plan.parallel.enable_dp_lm_head):
+        problem = "divides the head that judges over all groups; add --enable-dp-lm-head"
+    if problem:
+        raise OptionsError([f"--enable-dp-attention {problem}"])
 
 
 def check_scattered(plan: Plan, model: ModelConfig) -> None:

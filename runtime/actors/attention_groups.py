@@ -11,15 +11,19 @@ others wait.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
+
+from msgspec import structs
 
 from runtime.actors.channels import Signal
 from runtime.actors.ranks import Ranks
 from runtime.actors.scheduler import SchedulerActor
 from runtime.errors import RankDied
+from runtime.messages.media import Encode
 from runtime.messages.steps import GroupSteps, StepPlan, StepResult
 from runtime.scheduling.delayer import Delayer, JointDelayer
+from runtime.scheduling.encodings import encode_for_step
 from runtime.scheduling.recovery import Lost
 
 Actors = Sequence[SchedulerActor[Ranks]]
@@ -80,7 +84,8 @@ class AttentionGroups:
         self._depth = depth
         self._flights = GroupFlights()
         self.scheduler = GroupProgress(actors, self._flights)
-        self._unsent: GroupSteps | None = None  # planned, but the ring was full
+        # planned, but the ring was full: what groups need encoded for the step, and the step
+        self._unsent: list[Encode | GroupSteps] = []
         self._delayer = share_delayer(actors)
 
     async def drive(self, ranks: Ranks) -> RankDied:
@@ -103,7 +108,7 @@ class AttentionGroups:
 
     async def lose_ranks(self, *, points_at_requests: bool = True) -> Lost:
         """The ranks are dead: see SchedulerActor."""
-        self._unsent = None
+        self._unsent = []
         self._flights.clear()
         is_alone = sum(actor.scheduler.num_in_flight > 0 for actor in self._actors) == 1
         lost = [
@@ -131,16 +136,23 @@ class AttentionGroups:
     def _submit(self, ranks: Ranks) -> None:
         """Plans and submits until the pipeline is full, or there is nothing to compute."""
         while True:
-            if self._unsent is None:
+            if not self._unsent:
                 if len(self._flights) >= self._depth:
                     return
                 plans = self._plans()
                 if not any(plans):
                     return
-                self._unsent = self._flights.add(plans)
-            if not ranks.submit(self._unsent):
+                self._unsent = [*self._encodings(plans), self._flights.add(plans)]
+            if not ranks.submit(self._unsent[0]):
                 return
-            self._unsent = None
+            del self._unsent[0]
+
+    def _encodings(self, plans: list[StepPlan | None]) -> Iterator[Encode]:
+        """What the ranks of each group encode before a step of these plans."""
+        for group, (actor, plan) in enumerate(zip(self._actors, plans, strict=True)):
+            found = None if plan is None else encode_for_step(actor.scheduler.planner.encodings)
+            if found is not None:
+                yield structs.replace(found, group=group)
 
     def _plans(self) -> list[StepPlan | None]:
         """What each group computes next. A group with requests on trial runs alone."""

@@ -42,10 +42,9 @@ from runtime.messages.scheduler import (
 )
 from runtime.messages.steps import StepPlan
 from runtime.metrics.meter import Meter
-from runtime.scheduling.encodings import encode_for_step
 from runtime.scheduling.pausing import flush, pause, resume_planning, suspend, unpause
 from runtime.scheduling.recovery import Lost
-from runtime.scheduling.scheduler import Scheduler
+from runtime.scheduling.scheduler import Scheduler, encode_for_step
 
 CACHE_IN_USE = (
     "the cache is in use: sequences are running; try again when none is, or pause generation with mode "
@@ -251,10 +250,13 @@ class SchedulerActor(SchedulerRounds[S]):
         """Plans and submits until the pipeline is full, or there is nothing to compute."""
         while True:
             if not self._unsent:
-                if self.scheduler.num_in_flight >= self.depth or (plan := self.next_plan()) is None:
+                if self.scheduler.num_in_flight >= self.depth:
                     return
-                encode = encode_for_step(self.scheduler.planner.encodings)
-                self._unsent = [plan] if encode is None else [encode, plan]
+                plan = self.next_plan()
+                encode = encode_for_step(self.scheduler, plan)
+                self._unsent = [one for one in (encode, plan) if one is not None]
+                if not self._unsent:
+                    return
             if not steps.submit(self._unsent[0]):
                 return
             del self._unsent[0]

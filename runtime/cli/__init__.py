@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a check found something, 2 the command or its options cann
 stderr), 130 interrupted.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -37,6 +38,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
+    open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
@@ -48,6 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"runtime: {words[0]} is no command; {_meant(words[0])}", file=sys.stderr)
         return 2
     return _guarded(words[0], words[1:])
+
+
+def open_standard_streams() -> None:
+    """Opens those of descriptors 0 to 2 that were closed when this process began (`2>&-`) on /dev/null. Else
+    the next sockets get these numbers, and what libraries print goes to clients."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this
+            setattr(sys, name, open(number, mode, closefd=False))
 
 
 def usage() -> str:

@@ -29,6 +29,11 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("group", nargs="*", help="groups to show (default: all)")
     arguments = parser.parse_args(argv)
     every = (*rows(), *foreign_rows())
+    if arguments.group and (arguments.schema or arguments.markdown):
+        parser.error("--schema and --markdown have all groups; leave the group out")
+    groups = arguments.group or list(dict.fromkeys(row.group for row in every))
+    text = help_text(groups)  # raises for a group that does not exist
+    every = tuple(row for row in every if row.group in groups)
     if arguments.json:
         print(
             msgspec.json.format(
@@ -43,5 +48,5 @@ def run(argv: Sequence[str]) -> int:
     elif arguments.markdown:
         print(docs.markdown(), end="")
     else:
-        print(help_text(arguments.group or list(dict.fromkeys(row.group for row in every))))
+        print(text)
     return 0

@@ -36,7 +36,11 @@ def run(argv: Sequence[str]) -> int:
         "--only-working", action="store_true", help="leave out options that this version refuses"
     )
     arguments = parser.parse_args(own)
-    translation = _translate([theirs] if theirs else _read(), arguments.only_working)
+    if len(theirs) == 1 and " " in theirs[0]:  # the whole command in quotes
+        commands = _commands(theirs[0])
+    else:
+        commands = [theirs] if theirs else _read()
+    translation = _translate(commands, arguments.only_working)
     if arguments.json:
         fields = {
             "system": translation.system,
@@ -79,7 +83,11 @@ def _read() -> list[list[str]]:
     backslash; of a manifest of Kubernetes or a compose file, one for each container. Raises OptionsError."""
     if sys.stdin.isatty():
         raise OptionsError(["there is no command; give one, as in: runtime translate vllm serve MODEL"])
-    text = sys.stdin.read()
+    return _commands(sys.stdin.read())
+
+
+def _commands(text: str) -> list[list[str]]:
+    """The commands of a text; see `_read`."""
     if IS_YAML.search(text):
         return containers(text)
     words: list[str] = []
@@ -92,5 +100,5 @@ def _read() -> list[list[str]]:
         except ValueError:  # a quotation that goes on in the next line
             rest += "\n"
     if rest:
-        raise OptionsError(["the command on standard input cannot be read: a quotation has no end"])
+        raise OptionsError(["the command cannot be read: a quotation has no end"])
     return [words]

@@ -367,6 +367,10 @@ class Device:
         """The ranks that have the same requests, and so the same rows of a step."""
         return self.collectives if self.attention is None else self.attention.group
 
+    def of_group(self) -> "Device":
+        """The device for layers that only the ranks with the same requests share."""
+        return self if self.attention is None else replace(self, collectives=self.group_ranks)
+
     def of_layer(self, index: int) -> "Device":
         """The device on which the weights of a layer are made."""
         if index not in self.layer_devices and self.expert_places is None:

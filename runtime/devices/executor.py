@@ -45,7 +45,8 @@ class Executor(Protocol):
         ...
 
     def encode(self, command: Encode) -> None:
-        """Launches the encoding of images, of which steps that are launched later take rows."""
+        """Launches the encoding of images, or a slice of it. Steps that are launched later take rows of what
+        is complete."""
         ...
 
     def encode_rows(self, command: EncodeRows | AlignSound) -> RowsEncoded:

@@ -20,7 +20,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     memory_reason: str  # why it is this fraction
     dtypes: tuple[str, ...]  # dtypes that "auto" may choose, the preferred one first
     attention_backend: str
-    tower_attention: str = "sdpa"  # attention in towers of images and sounds
+    tower_attentions: tuple[str, ...] = ("sdpa",)  # of images and sounds, the preferred one first
     sampling_backends: tuple[str, ...]  # the preferred one first
     # sequences of the largest decode step worth capturing; 0: the device has no graphs
     graph_max_running: int

@@ -26,7 +26,11 @@ class LoraPlan(Protocol):
 
 
 class LoraOps(Protocol):
-    """Kernels for steps whose tokens have different adapters."""
+    """Kernels for steps whose tokens have different adapters, for a number of LoRA slots."""
+
+    def of_slots(self, num_lora_slots: int) -> "LoraOps":
+        """The same for another number of LoRA slots."""
+        ...
 
     def plan(self, lora_slots: "np.ndarray") -> LoraPlan:
         """Prepares a step in which some token has an adapter: int32 [T], the LoRA slot of each token, -1 for

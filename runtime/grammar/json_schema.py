@@ -16,6 +16,23 @@ from runtime.json_value import JsonDict, JsonValue
 MAX_DEPTH = 64
 MAX_NODES = 20_000
 
+# keywords that no library here knows: they ignore most of them silently
+UNKNOWN_KEYWORDS = frozenset(
+    {
+        "not",
+        "if",
+        "then",
+        "else",
+        "uniqueItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "dependentRequired",
+        "dependentSchemas",
+        "$dynamicRef",
+        "$recursiveRef",
+    }
+)
 _ONE = (
     "items",
     "additionalProperties",

@@ -11,28 +11,12 @@ from llguidance.gbnf_to_lark import any_to_lark
 from runtime.grammar.backend import MAX_BLANKS, GrammarError, GrammarVocabulary, find_byte_ids
 from runtime.grammar.call_grammar import CallGrammar
 from runtime.grammar.choice_syntax import choices_as_regex
-from runtime.grammar.json_schema import prepare_schema
+from runtime.grammar.json_schema import UNKNOWN_KEYWORDS, prepare_schema
 from runtime.json_value import JsonDict
 from runtime.messages.constraint import Calls, Grammar
 
 # keywords that the library does not know, refused here with their path
-UNSUPPORTED_KEYWORDS = frozenset(
-    {
-        "not",
-        "if",
-        "then",
-        "else",
-        "uniqueItems",
-        "contains",
-        "minContains",
-        "maxContains",
-        "dependentRequired",
-        "dependentSchemas",
-        "propertyNames",
-        "$dynamicRef",
-        "$recursiveRef",
-    }
-)
+UNSUPPORTED_KEYWORDS = UNKNOWN_KEYWORDS | {"propertyNames"}
 
 
 class _TokenizerAdapter:

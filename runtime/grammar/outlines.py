@@ -7,37 +7,23 @@ from outlines_core import json_schema
 
 from runtime.grammar.backend import GrammarError, GrammarVocabulary, find_byte_ids, first_line
 from runtime.grammar.choice_syntax import choices_as_regex
-from runtime.grammar.json_schema import prepare_schema
+from runtime.grammar.json_schema import UNKNOWN_KEYWORDS, prepare_schema
 from runtime.messages.constraint import Grammar
 
 # keywords that the library ignores silently
-UNSUPPORTED_KEYWORDS = frozenset(
-    {
-        "not",
-        "if",
-        "then",
-        "else",
-        "uniqueItems",
-        "contains",
-        "minContains",
-        "maxContains",
-        "multipleOf",
-        "dependentRequired",
-        "dependentSchemas",
-        "$dynamicRef",
-        "$recursiveRef",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "patternProperties",
-        "propertyNames",
-        "minProperties",
-        "maxProperties",
-        "unevaluatedProperties",
-        "unevaluatedItems",
-    }
-)
+UNSUPPORTED_KEYWORDS = UNKNOWN_KEYWORDS | {
+    "multipleOf",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+}
 
 
 class Outlines:

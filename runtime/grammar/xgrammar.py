@@ -9,29 +9,13 @@ import xgrammar
 from runtime.grammar.backend import MAX_BLANKS, GrammarError, GrammarVocabulary, find_byte_ids, first_line
 from runtime.grammar.choice_syntax import choices_as_ebnf
 from runtime.grammar.forced_bytes import ForcedBytes
-from runtime.grammar.json_schema import prepare_schema
+from runtime.grammar.json_schema import UNKNOWN_KEYWORDS, prepare_schema
 from runtime.grammar.structural_tags import triggered_by_tokens
 from runtime.json_value import JsonDict
 from runtime.messages.constraint import Grammar
 
 # keywords that the library ignores silently: an answer could violate them
-UNSUPPORTED_KEYWORDS = frozenset(
-    {
-        "not",
-        "if",
-        "then",
-        "else",
-        "uniqueItems",
-        "contains",
-        "minContains",
-        "maxContains",
-        "multipleOf",
-        "dependentRequired",
-        "dependentSchemas",
-        "$dynamicRef",
-        "$recursiveRef",
-    }
-)
+UNSUPPORTED_KEYWORDS = UNKNOWN_KEYWORDS | {"multipleOf"}
 _TOP = "above_root"
 # texts that may follow a determined text
 FOLLOWING = ('"', "a", " ", "1", "\n", "}", "]", ",", ":", "{", "[", '{"', "\\", "-")

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.errors import TooLarge
+from runtime.errors import InvalidRequest, TooLarge
 from runtime.http.body_budget import LEASE, BodyLease
 from runtime.http.cut_body import MIN_BYTES, CutBody
 from runtime.http.json_weight import joined_body
@@ -31,7 +31,11 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
 
 
 async def read_cut_body(scope: Scope, receive: Receive, max_bytes: int) -> CutBody:
-    """The whole JSON body, and how it is without the files in it. Raises what `read_body` raises."""
+    """The whole JSON body, and how it is without the files in it. Raises what `read_body` raises, and
+    InvalidRequest for a compressed one."""
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise InvalidRequest(f"the body is encoded ({value[:40].decode('latin-1')}); send it as it is")
     _check_declared(scope, max_bytes)
     if (whole := _arrived(scope, max_bytes)) is not None:
         return await joined_body([whole], max_bytes)

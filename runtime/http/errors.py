@@ -13,10 +13,11 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import Scope
 
 from runtime.errors import InternalFault, InvalidRequest, NotFound, RequestError, TooLong
+from runtime.http.absent_routes import instead
 from runtime.http.body import discard_body
 from runtime.http.json_weight import UNWEIGHED_BYTES
 from runtime.http.permitted_values import permitted_values
@@ -144,7 +145,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         await discard_body(request.receive)
     message, code = {
         404: (f"there is no route {path}{_hint(request, path)}", "not_found"),
-        405: (f"{path} does not take {request.method}", "method_not_allowed"),
+        405: (f"{path} does not take {request.method}{_remedy(path)}", "method_not_allowed"),
         408: (error.detail, "request_timeout"),
     }.get(error.status_code, (error.detail, "bad_request"))
     body = _body(form_of(request.scope), error.status_code, message, "invalid_request_error", None, code)
@@ -173,8 +174,16 @@ def nearest_path(path: str, known: Collection[str]) -> str | None:
     return next(inside, next(iter(get_close_matches(wanted, known, n=1, cutoff=0.85)), None))
 
 
+def _remedy(path: str) -> str:
+    return f"; {remedy}" if (remedy := instead(path)) else ""
+
+
 def _hint(request: Request, path: str) -> str:
+    if remedy := _remedy(path):
+        return remedy
     routes = request.app.routes if "app" in request.scope else ()
+    if any(isinstance(one, WebSocketRoute) and one.path == path for one in routes):
+        return " for requests; open it as a WebSocket"
     known = [one.path for one in routes if isinstance(one, Route) and "{" not in one.path and one.path != "/"]
     near = nearest_path(path, known)
     return f"; did you mean {near}?" if near else ""
@@ -226,15 +235,15 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except msgspec.ValidationError as error:
         raise invalid(error, decoder.type) from None
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body is not JSON: {_fault(body, error)}") from None
+        raise InvalidRequest(f"the body is not JSON: {json_fault(body, error)}") from None
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not UTF-8") from None
     except RecursionError:
         raise InvalidRequest(_DEPTH) from None
 
 
-def _fault(body: bytes, error: msgspec.DecodeError) -> str:
-    """What is wrong with the body, also where msgspec calls it truncated or an invalid character."""
+def json_fault(body: bytes, error: msgspec.DecodeError) -> str:
+    """What is wrong with JSON, also where msgspec calls it truncated or an invalid character."""
     if body.startswith(codecs.BOM_UTF8):
         return "it begins with a byte order mark; send it without"
     if half := _HALF_PAIR.search(body):
@@ -278,16 +287,17 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     return type(error)(message, param=name + error.param[len(root) :])
 
 
-def invalid(error: msgspec.ValidationError, kind: object) -> InvalidRequest:
+def invalid(error: msgspec.ValidationError, kind: object, whole: str = "the body") -> InvalidRequest:
     """A msgspec error as InvalidRequest, with the path of the wrong field as `param`. `kind` is the type that
-    the body should have had: it says which values a field takes, and which field's name is nearest."""
+    the body should have had: it says which values a field takes, and which field's name is nearest. `whole`
+    is what it calls the body."""
     known: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
     match = _PATH.match(str(error))
     assert match is not None
     what, path = match["what"].replace("`", ""), (match["path"] or "").removesuffix("[...]")
     field = _FIELD.search(match["what"])
     if field is None:
-        place = f"a key of {path}" if match["key"] else path or "the body"
+        place = f"a key of {path}" if match["key"] else path or whole
         value, values = _VALUE.fullmatch(what), permitted_values(kind, path)
         if value is not None and values:
             what = f"{value['value'][:MAX_NAME_CHARS]} is none of {', '.join(values)}"

@@ -12,6 +12,11 @@ from ipaddress import ip_address
 from runtime.errors import Forbidden
 
 
+def authority(host: str, port: int) -> str:
+    """HOST:PORT as URLs have it: IPv6 addresses in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class AllowedHosts:
     """The names under which a server answers; "*" among them: any."""
 

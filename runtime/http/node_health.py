@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from runtime import log
+from runtime.http.hosts import authority
 from runtime.http.server import listen, serve
 
 
@@ -28,6 +29,6 @@ class NodeHealth:
 async def serve_health(health: NodeHealth, host: str, port: int) -> None:
     """Serves /health, and nothing else, until cancelled. Raises StartError where the port is taken."""
     sockets = listen(host, port)
-    log.get("server").info("listening", url=f"http://{host}:{sockets[0].getsockname()[1]}/health")
+    log.get("server").info("listening", url=f"http://{authority(host, sockets[0].getsockname()[1])}/health")
     app = Starlette(routes=[Route("/health", health.answer)])
     await serve(app, sockets=sockets, shutdown=anyio.Event())

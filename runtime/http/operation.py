@@ -7,7 +7,7 @@ A row names one function that does the work:
     show    (service, request) -> value              answers at once, without a body
 
 A row without a function belongs to an object with state (stored responses, files, batches), which makes the
-route itself with `route`, `json_route` or `body_route`.
+route itself with `route`, `json_route`, `body_route` or `request_route`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -117,6 +117,14 @@ class Operation(Struct, frozen=True):
     ) -> Route:
         """A route that decodes a body of type `body`, an empty one being {}, and answers with what `call`
         returns for the tenant and the body: a Response, or a value of one of `answers`."""
+        return self.request_route(
+            lambda request, body: call(tenant_in(request.scope), body), max_bytes, unknown_fields
+        )
+
+    def request_route(
+        self, call: Callable[[Request, Any], Awaitable[object]], max_bytes: int, unknown_fields: UnknownFields
+    ) -> Route:
+        """As `body_route`, for a `call` that needs the request too, for what its path names."""
         decoder: msgspec.json.Decoder[Struct] = msgspec.json.Decoder(self.body or EmptyBody)
 
         async def endpoint(request: Request) -> ASGIApp:
@@ -124,7 +132,7 @@ class Operation(Struct, frozen=True):
             body, ignored = unknown_fields.attempt(
                 partial(errors.decode, decoder=decoder), content or b"{}", self.path
             )
-            return warned(self._response(await call(tenant_in(request.scope), body)), ignored)
+            return warned(self._response(await call(request, body)), ignored)
 
         return self.route(endpoint)
 

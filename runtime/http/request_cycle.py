@@ -112,10 +112,13 @@ class RequestCycle:
             self._end()
 
     def refuse(self, status: int) -> None:
-        """Answers without a body, and ends."""
+        """Answers a request whose body is not framed as HTTP has it (400), or for which the application had
+        no answer (500), and ends."""
         self.keeps_alive = False
-        self._start(status, [(b"content-length", b"0")])
-        self._end()
+        body = _CUT_OFF.get(status, b"")
+        kind = [(b"content-type", b"application/json")] if body else []
+        self._start(status, [(b"content-length", b"%d" % len(body)), *kind])
+        self._write(body, is_last=True)
 
     async def receive(self) -> Message:
         """The next part of the body, or `http.disconnect` after the end of either side."""
@@ -224,6 +227,13 @@ def _refusal(message: str, kind: str, code: str) -> bytes:
     return encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
+_CUT_OFF = {
+    400: _refusal(
+        "the body is not framed as HTTP has it; send it with content-length, or in chunks",
+        "invalid_request_error",
+        "bad_request",
+    )
+}
 _REFUSALS = {
     400: _refusal(
         "this is no whole HTTP request with a host header; a client of https:// needs a server that was "

@@ -32,6 +32,9 @@ from runtime.models.config.quantization_schemes import WeightFormat
 # tokens
 # alone, or not at all, because a layer above does
 Reduction = Literal["all_reduce", "reduce_scatter", "none"]
+# which tokens a layer is given: those of this rank's attention group, those of all groups, or this rank's
+# shard of its group's
+Given = Literal["group", "all", "shard"]
 
 
 class LinearLora(Protocol):
@@ -94,6 +97,7 @@ class Linear(Layer):
             None  # what Ops.pack_linear or Ops.pack_quantized made of the weight
         )
         self.lora: LinearLora | None = None  # what adapters add to the output (layers/lora.py)
+        self.given: Given = "group"
         self.reduce: Callable[[Tensor], Tensor] | None = None
         if reduction != "none" and self.is_row and self.ranks.size > 1:
             self.reduce = (
@@ -234,6 +238,7 @@ class LinearUse(Layer):
     def __init__(self, linear: Linear) -> None:
         self.linear = linear
         self.lora: LinearLora | None = None
+        self.given: Given = "group"
 
     def children(self) -> Iterator[tuple[str, Layer | Weight]]:
         """None."""

@@ -9,7 +9,8 @@ padded to the largest. Tokens without an adapter cost nothing, and a step withou
 server without them.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from runtime.devices.base import Device
-from runtime.devices.lora import LoraOps, LoraPlan, LoraWeights
-from runtime.layers.linear import Linear, LinearUse
+from runtime.devices.lora import LoraWeights
+from runtime.layers.linear import Given, Linear, LinearUse
+from runtime.layers.step_lora import StepLora
 from runtime.layers.upload import pinned, upload_int64
 from runtime.layers.weight import Layer, LayerTree, PackedModules
 from runtime.messages.lora import AdapterSetup, LoraAssignment
@@ -34,14 +36,6 @@ from runtime.models.config.peft import WEIGHTS, Pair, read_adapter
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # this rank's weights of one adapter: A [rank, in] and B [out, rank], by layer and part
 AdapterWeights = dict[tuple[str, str], tuple[Tensor, Tensor]]
-
-
-@dataclass(slots=True)
-class StepLora:
-    """The adapters of the step that is being launched, shared by all layers. `plan`: what LoraOps.plan
-    made of them; None: no token has an adapter."""
-
-    plan: LoraPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +53,10 @@ class TorchLoraOps:
     def __init__(self, torch_device: torch.device, num_lora_slots: int) -> None:
         self.torch_device = torch_device
         self.num_lora_slots = num_lora_slots
+
+    def of_slots(self, num_lora_slots: int) -> "TorchLoraOps":
+        """See LoraOps.of_slots."""
+        return TorchLoraOps(self.torch_device, num_lora_slots)
 
     def plan(self, lora_slots: np.ndarray) -> list[Segment]:
         """`lora_slots`: int32 [T], -1 for tokens without an adapter. Each slot in use costs two small matrix
@@ -120,15 +118,15 @@ class LoraSlots:
     def __init__(
         self,
         layer: Linear,
+        given: Given,
         parts: tuple[str, ...],
-        setup: AdapterSetup,
-        ops: LoraOps,
+        max_rank: int,
         step: StepLora,
         torch_device: torch.device,
     ) -> None:
-        dtype = layer.dtype
-        self.ops = ops
-        self.step = step
+        dtype, num_lora_slots = layer.dtype, step.num_slots(given)
+        self.step, self.given, self.ops = step, given, step.ops[given]
+        step.kinds.add(given)
         self.dtype, self.inputs = layer.dtype, layer.inputs
         # a part may be several runs of columns, which have the same A
         runs = {part: layer.output_rows(part) for part in parts}
@@ -138,14 +136,9 @@ class LoraSlots:
         num_columns = sum(size for _, _, size in columns)
         self.weights = LoraWeights(
             torch.zeros(
-                setup.num_lora_slots,
-                len(columns),
-                setup.max_rank,
-                layer.inputs.size,
-                dtype=dtype,
-                device=torch_device,
+                num_lora_slots, len(columns), max_rank, layer.inputs.size, dtype=dtype, device=torch_device
             ),
-            torch.zeros(setup.num_lora_slots, num_columns, setup.max_rank, dtype=dtype, device=torch_device),
+            torch.zeros(num_lora_slots, num_columns, max_rank, dtype=dtype, device=torch_device),
             tuple((first, size) for _, first, size in columns),
         )
 
@@ -176,8 +169,8 @@ class LoraSlots:
     def add(self, x: Tensor, out: Tensor) -> Tensor:
         """Adds the low-rank products for the input `x` [T, in] to the layer's output `out` [T, out], in
         place, and returns it."""
-        if self.step.plan is not None:
-            self.ops.add(out, x, self.weights, self.step.plan)
+        if (plan := self.step.plan(self.given)) is not None:
+            self.ops.add(out, x, self.weights, plan)
         return out
 
 
@@ -194,13 +187,12 @@ class LoraAdapters:
         max_slots: int,
     ) -> None:
         """`packed_modules`: of the model's class."""
-        self.ops = device.lora_ops or TorchLoraOps(device.torch_device, setup.num_lora_slots)
+        ops = device.lora_ops or TorchLoraOps(device.torch_device, setup.num_lora_slots)
         self.torch_device = device.torch_device
         streams = device.streams
         # a thread that takes pinned memory must have its device
         self.take_device = None if streams is None else partial(streams.set_device, streams.current_device())
-        self.step = StepLora()
-        self.renames = lora_renames(config)
+        self.step = StepLora(device, ops, setup.num_lora_slots)
         self.modules = {
             name: sizes
             for name, sizes in lora_modules(config).items()
@@ -211,9 +203,9 @@ class LoraAdapters:
         self.lora_slots = {
             path: LoraSlots(
                 layer.linear if isinstance(layer, LinearUse) else layer,
+                layer.given,
                 parts,
-                setup,
-                self.ops,
+                setup.max_rank,
                 self.step,
                 device.torch_device,
             )
@@ -222,8 +214,10 @@ class LoraAdapters:
         }
         self.attach(model)
         self.host_weights: dict[int, AdapterWeights] = {}  # by adapter
-        self.lora_slot_of_slot = np.full(max_slots, -1, dtype=np.int64)
-        # the same on the device; the last slot is the padding slot
+        self.num_left: Counter[int] = Counter()  # by adapter, the groups that need it no longer
+        # by attention group; the last slot is the padding slot
+        self.lora_slot_of_slot = np.full((self.step.num_groups, max_slots + 1), -1, dtype=np.int64)
+        # those of this rank's group on the device
         self.device_lora_slots = torch.full((max_slots + 1,), -1, device=device.torch_device)
 
     def _parts(self, path: str) -> tuple[str, ...]:
@@ -259,28 +253,38 @@ class LoraAdapters:
         a, b = self.lora_slots[path].shard(part, tensors[pair.a], tensors[pair.b], pair.scale)
         return pinned(a, self.torch_device), pinned(b, self.torch_device)
 
-    def begin_step(self, plan: StepPlan) -> bool:
-        """Applies a plan's changes of LoRA slots and sequences. Call it before the step is launched. ->
-        whether a sequence of the step has an adapter"""
-        if plan.lora_assignment is not None:
-            self._assign(plan.lora_assignment)
-        if plan.admits:
-            slots = np.array([admit.slot for admit in plan.admits])
-            self.lora_slot_of_slot[slots] = [admit.lora_slot for admit in plan.admits]
-            self.device_lora_slots[upload_int64(slots, self.torch_device)] = upload_int64(
-                self.lora_slot_of_slot[slots], self.torch_device
-            )
-        return bool((self.lora_slot_of_slot[plan.slots] >= 0).any())
+    def begin_step(self, plans: Sequence[StepPlan | None]) -> bool:
+        """Applies changes of LoRA slots and sequences of the plans of a step, one of each attention group;
+        None: it has none. Call it before the step is launched. -> whether a sequence of the step has an
+        adapter"""
+        is_adapted = False
+        for group, plan in enumerate(plans):
+            if plan is None:
+                continue
+            known = self.lora_slot_of_slot[group]
+            if plan.lora_assignment is not None:
+                self._assign(group, plan.lora_assignment)
+            if plan.admits:
+                slots = np.array([admit.slot for admit in plan.admits])
+                known[slots] = [admit.lora_slot for admit in plan.admits]
+                if group == self.step.group:
+                    self.device_lora_slots[upload_int64(slots, self.torch_device)] = upload_int64(
+                        known[slots], self.torch_device
+                    )
+            is_adapted = is_adapted or bool((known[plan.slots] >= 0).any())
+        return is_adapted
 
-    def use_plan(self, plan: StepPlan, *, has_adapters: bool) -> np.ndarray | None:
-        """Layers add what the adapters of this plan's tokens add; nothing where `has_adapters` is False. ->
-        the LoRA slot of each token, int32 [T], -1 for none; None: no token has an adapter."""
-        if not has_adapters:
-            self.step.plan = None
-            return None
-        lora_slots = np.repeat(self.lora_slot_of_slot[plan.slots], plan.counts).astype(np.int32)
-        self.step.plan = self.ops.plan(lora_slots)
-        return lora_slots
+    def use_plans(self, plans: Sequence[StepPlan], first: Sequence[int]) -> np.ndarray:
+        """Layers add what the adapters of the tokens of these plans add, one of each attention group.
+        `first`: of each group, how many tokens are in the first of two micro-batches; (): there is one batch.
+        -> the LoRA slot of each token of this rank's group, int32 [T], -1 for none"""
+        lora_slots = [
+            np.repeat(known[plan.slots], plan.counts).astype(np.int32)
+            for known, plan in zip(self.lora_slot_of_slot, plans, strict=True)
+        ]
+        self.step.set(lora_slots, first)
+        found: np.ndarray = lora_slots[self.step.group]
+        return found
 
     def use_slots(self, slots: Tensor | None) -> None:
         """In a body that is captured: layers add what the adapters of the sequences in `slots`, int64 [R],
@@ -290,16 +294,24 @@ class LoraAdapters:
     def use_tokens(self, lora_slots: Tensor | None) -> None:
         """In a body that is captured: layers add what the adapters of the tokens add, whose LoRA slots are
         int64 [T], -1 for none, when it is replayed. None: nothing."""
-        self.step.plan = None if lora_slots is None else self.ops.plan_rows(lora_slots)
+        if lora_slots is None:
+            self.step.clear()
+        else:
+            self.step.set_captured(lora_slots)
 
-    def _assign(self, lora_assignment: LoraAssignment) -> None:
+    def _assign(self, group: int, lora_assignment: LoraAssignment) -> None:
         for lora_slot, id in zip(
             lora_assignment.lora_slots.tolist(), lora_assignment.ids.tolist(), strict=True
         ):
             for path, lora_slots in self.lora_slots.items():
-                lora_slots.load_slot(lora_slot, path, self.host_weights[id])
+                first = self.step.first_slot(lora_slots.given, group)
+                if first is not None:
+                    lora_slots.load_slot(first + lora_slot, path, self.host_weights[id])
         for id in lora_assignment.gone.tolist():
-            self.host_weights.pop(id, None)
+            self.num_left[id] += 1
+            if self.num_left[id] == self.step.num_groups:  # else another group may still use it
+                del self.num_left[id]
+                self.host_weights.pop(id, None)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

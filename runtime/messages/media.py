@@ -176,10 +176,17 @@ class MediaValues(Struct, frozen=True, kw_only=True, array_like=True):
 
 class Encode(Struct, frozen=True, kw_only=True, array_like=True, tag="encode"):
     """Drop some encodings, then encode images, videos and sounds and keep the rows on the device. Steps that
-    follow take rows of them (MediaRows). It has no answer: the scheduler knows what the ranks keep."""
+    follow take rows of them (MediaRows). It has no answer: the scheduler knows what the ranks keep.
 
-    dropped: list[int]
+    An encoding may be made over several commands: `until` names it in each of them, and the first one brings
+    its values."""
+
+    dropped: list[int]  # also such that are not complete
     media: list[MediaValues]
+    # by id: the part of the whole, up to 1, that is computed behind this command. At 1 it is complete; what
+    # is not named here is made at once
+    until: dict[int, float] = {}
+    group: int = 0  # the attention group whose ranks keep the rows
 
 
 class EncodeRows(Struct, frozen=True, kw_only=True, array_like=True, tag="encode_rows"):

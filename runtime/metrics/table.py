@@ -199,7 +199,7 @@ class Metrics(TierMetrics):
             "runtime_stored_object_failures_total",
             "Tasks of stored objects that failed by an error of the server, by kind.",
             label="kind",
-            values=("batch", "response", "response_writer"),
+            values=("batch", "response", "response_writer", "uploads"),
         )
         self.stored_object_disk_errors = Labelled(
             "runtime_stored_object_disk_errors_total",

@@ -15,8 +15,8 @@ from runtime.layers.weight import Layer
 from runtime.models.base import AttentionLayer, CompiledLayer, Pieces
 from runtime.models.config.altup_config import AltUp
 from runtime.models.config.model_config import ModelConfig
+from runtime.models.feed_forwards import dense_reduction, shared_tokens
 from runtime.models.layer_embeddings import GatedEmbedding, LayerEmbeddedLlama
-from runtime.models.self_attention import reduction_of
 
 SMALLEST_SQUARE = 1e-5  # of magnitudes that are divided by
 
@@ -36,7 +36,7 @@ class SparseGate(FeedForward):
             dtype,
             config.hidden_size,
             config.intermediate_size,
-            reduction=reduction_of(device),
+            reduction=dense_reduction(device, has_bias=False),
             activation="gelu_tanh",
         )
         self.cutoff = cutoff  # in standard deviations; None: all gates pass
@@ -129,6 +129,7 @@ class Gemma3nDecoderLayer(Layer):
         self.post_attention_layernorm = norm()
         self.mlp = SparseGate(device, dtype, config, altup.cutoffs[index])
         self.mlp_output_norm = norm()
+        self.shared = shared_tokens(device, config, self.mlp, has_experts=False)
         self.altup = AlternatingUpdates(device, dtype, config)
         self.laurel = LowRankResidual(device, dtype, config)
         self.own = GatedEmbedding(device, dtype, config)
@@ -145,7 +146,8 @@ class Gemma3nDecoderLayer(Layer):
         attended = yield self.self_attn, self.self_attn.project(x, *tables, batch)
         attended = self.attention_output_norm.forward(self.self_attn.o_proj.forward(attended))
         active = (active + attended + self.laurel.forward(x)) / sqrt(2)
-        inner = self.mlp.forward(self.post_attention_layernorm.forward(active))
+        given = self.shared.join(self.post_attention_layernorm.forward(active), batch)
+        inner = self.shared.divide(self.mlp.forward(given), batch)
         corrected = self.altup.correct(predictions, active + self.mlp_output_norm.forward(inner))
         corrected[1:] += self.own.forward(self.altup.output(corrected[self.active]), own)
         return corrected

@@ -11,8 +11,8 @@ from runtime.layers.parallel.replicated import replicated_weight
 from runtime.layers.weight import Layer
 from runtime.models.base import AttentionLayer, CompiledLayer, Pieces
 from runtime.models.config.model_config import ModelConfig
+from runtime.models.feed_forwards import dense_reduction, shared_tokens
 from runtime.models.layer_embeddings import GatedEmbedding, LayerEmbeddedLlama
-from runtime.models.self_attention import reduction_of
 
 
 class Gemma4DecoderLayer(Layer):
@@ -38,10 +38,11 @@ class Gemma4DecoderLayer(Layer):
             dtype,
             config.hidden_size,
             config.of_layer(index).intermediate_size,
-            reduction=reduction_of(device),
+            reduction=dense_reduction(device, has_bias=False),
             activation="gelu_tanh",
         )
         self.mlp_output_norm = norm()
+        self.shared = shared_tokens(device, config, self.mlp, has_experts=False)
         self.own = None if config.layer_embeddings is None else GatedEmbedding(device, dtype, config)
         self.layer_scalar = replicated_weight(device, dtype, 1)
 
@@ -52,8 +53,8 @@ class Gemma4DecoderLayer(Layer):
         queries = self.self_attn.project(self.input_layernorm.forward(x), *tables, batch)
         attended = yield self.self_attn, queries
         x = x + self.attention_output_norm.forward(self.self_attn.o_proj.forward(attended))
-        inner = self.mlp.forward(self.post_attention_layernorm.forward(x))
-        x = x + self.mlp_output_norm.forward(inner)
+        given = self.shared.join(self.post_attention_layernorm.forward(x), batch)
+        x = x + self.mlp_output_norm.forward(self.shared.divide(self.mlp.forward(given), batch))
         if self.own is not None and own is not None:
             x = x + self.own.forward(x, own)
         return x * self.layer_scalar.tensor

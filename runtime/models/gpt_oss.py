@@ -20,7 +20,9 @@ from runtime.devices.packed import PackedWeight
 from runtime.errors import ModelError
 from runtime.layers.norm import RMSNorm
 from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
+from runtime.layers.parallel.group_tokens import SharedTokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
+from runtime.layers.parallel.sequence_parallel import sum_of_ranks
 from runtime.layers.quantization.mxfp4 import Mxfp4Stack, is_whole
 from runtime.layers.weight import (
     Layer,
@@ -155,12 +157,12 @@ class FeedForward(Layer):
             self.packed_router = self.device.ops.pack_linear(self.router.weight.tensor)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
+        """[T, hidden] -> [T, hidden]; with attention groups this rank's partial sum of all groups' tokens."""
         assert self.router.bias is not None
         logits = linear(x.float(), self.router.weight.tensor, self.router.bias.tensor)
         ids, weights = self.device.experts.route(logits, None, self.routing)
         out = self.experts.forward(x, ids.long(), weights)
-        return self.device.collectives.all_reduce(out.to(x.dtype))
+        return sum_of_ranks(self.device, out.to(x.dtype))
 
 
 class GptOssDecoderLayer(Layer):
@@ -179,6 +181,7 @@ class GptOssDecoderLayer(Layer):
         self.self_attn = attention_class(device, dtype, config, index)
         self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(device, dtype, config.hidden_size, config.moe, is_mxfp4=is_mxfp4(config))
+        self.shared = SharedTokens(device, [self.mlp])
         self.shares_prompts = device.prompt_split is not None  # with other ranks, in attention
 
     def before_attention(
@@ -196,7 +199,7 @@ class GptOssDecoderLayer(Layer):
         if self.shares_prompts:  # a compiled layer is one function for any batch: it looks at none
             x = of_all_parts(batch.part, x)
         x, residual = self.post_attention_layernorm.add(x, residual)
-        return self.mlp.forward(x), residual
+        return self.shared.divide(self.mlp.forward(self.shared.join(x, batch)), batch), residual
 
 
 def is_mxfp4(config: ModelConfig) -> bool:

@@ -35,7 +35,7 @@ from runtime.models.config.recurrent_config import (
     ShortConv,
     renames_in,
 )
-from runtime.models.feed_forwards import FeedForwards, feed_forward
+from runtime.models.feed_forwards import FeedForwards, dense_reduction, feed_forward, shared_tokens
 from runtime.models.gated_attention import GatedSelfAttention
 from runtime.models.llama import Llama
 from runtime.models.self_attention import reduction_of
@@ -46,7 +46,9 @@ Mixers = ShortConvMixer | GatedDeltaMixer | KimiDeltaMixer | Mamba1Mixer | Mamba
 def open_mixer(
     device: Device, dtype: torch.dtype, hidden: int, config: Mixer, place: int, reduction: Reduction
 ) -> Mixers:
-    """The recurrent mixer of the layer that is number `place` among the recurrent ones."""
+    """The recurrent mixer of the layer that is number `place` among the recurrent ones. The ranks of an
+    attention group share it, as its states are of their sequences."""
+    device = device.of_group()
     match config:
         case ShortConv():
             return ShortConvMixer(device, dtype, hidden, config, place, reduction)
@@ -66,7 +68,8 @@ def scaled_feed_forward(
 ) -> ScaledFeedForward:
     """The feed-forward of a layer with multipliers."""
     sizes = config.hidden_size, config.intermediate_size
-    mlp = ScaledFeedForward(device, dtype, *sizes, bias=config.mlp_bias, reduction=reduction_of(device))
+    reduction = dense_reduction(device, has_bias=config.mlp_bias)
+    mlp = ScaledFeedForward(device, dtype, *sizes, bias=config.mlp_bias, reduction=reduction)
     mlp.gate_scale, mlp.out_scale = multipliers.gate, multipliers.feed_forward_out
     return mlp
 
@@ -109,7 +112,8 @@ class HybridDecoderLayer(Layer):
             self.post_attention_layernorm = NORMS[config.norm](device, dtype, hidden, config.rms_norm_eps)
         self.sequence_parallel = open_sequence_parallel(device)
         self.shares_prompts = device.prompt_split is not None  # with other ranks, in attention
-        self.has_all_to_all = device.all_to_all is not None
+        has_experts = config.moe is not None and config.moe.layers[index]
+        self.shared = shared_tokens(device, config, self.mlp, has_experts=has_experts)
 
     def piecewise(
         self, x: Tensor, residual: Tensor, tables: tuple[Tensor, Tensor], batch: ForwardBatch
@@ -134,14 +138,15 @@ class HybridDecoderLayer(Layer):
             if self.post_attention_layernorm is None:
                 return mixed, residual
             x, residual = self.post_attention_layernorm.add(mixed, residual)
+        given = self.shared.join(x, batch)
         if isinstance(self.mlp, PlainExperts):
-            out = yield self.mlp, (self.all_tokens(x, batch),)
-            return scaled(out, self.scale), residual
-        if isinstance(self.mlp, SparseFeedForward):
-            given = x if self.has_all_to_all else self.all_tokens(x, batch)
-            return scaled(self.mlp.forward(given, batch), self.scale), residual
-        assert self.mlp is not None, "a layer that does nothing"
-        return scaled(self.mlp.forward(self.all_tokens(x, batch)), self.scale), residual
+            out = yield self.mlp, (given,)
+        elif isinstance(self.mlp, SparseFeedForward):
+            out = self.mlp.forward(given, batch)
+        else:
+            assert self.mlp is not None, "a layer that does nothing"
+            out = self.mlp.forward(given)
+        return scaled(self.shared.divide(out, batch), self.scale), residual
 
     def _joined(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """What attention returns of this rank's part of the prompts, as of all of them."""
@@ -241,7 +246,7 @@ class OlmoHybridLayer(HybridDecoderLayer):
         attended = yield self.self_attn, self.self_attn.project(given, *tables, batch)
         attended = of_all_parts(batch.part, self.self_attn.o_proj.forward(attended))
         total = total + self.attention_output_norm.forward(attended)
-        out = self.mlp.forward(self.all_tokens(total, batch))
+        out = self.shared.divide(self.mlp.forward(self.shared.join(total, batch)), batch)
         return self.mlp_output_norm.forward(out), total
 
 

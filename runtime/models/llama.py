@@ -16,7 +16,6 @@ from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.moe.plain_experts import PlainExperts
 from runtime.layers.norm import NORMS, NoNorm, Norm, RMSNorm, added, feed
 from runtime.layers.parallel.context_parallel import of_all_parts, own_tokens
-from runtime.layers.parallel.group_tokens import open_group_tokens
 from runtime.layers.parallel.replicated import ReplicatedLinear
 from runtime.layers.parallel.sequence_parallel import all_tokens, open_sequence_parallel
 from runtime.layers.pooling import PoolingMetadata
@@ -31,7 +30,7 @@ from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.registry import decoder_family
 from runtime.models.config.wrappers import TEXT_NAMES
 from runtime.models.deepstack import deepstack_features
-from runtime.models.feed_forwards import feed_forward
+from runtime.models.feed_forwards import feed_forward, shared_tokens
 from runtime.models.fused_tensors import Fused, equal_parts
 from runtime.models.norm_sums import leave_sums_to_norms, norm_ranks
 from runtime.models.self_attention import SelfAttention
@@ -86,15 +85,12 @@ class LlamaDecoderLayer(Layer):
         self.mlp_output_norm = norm("both", "post") if placement in ("both", "post") else None
         self.shares_prompts = device.prompt_split is not None  # with other ranks, in attention
         has_experts = config.moe is not None and config.moe.layers[index]
-        # whether `mlp` is given this rank's own tokens, whatever other ranks have
-        self.is_apart = device.replicates_dense if not has_experts else device.all_to_all is not None
-        self.groups = open_group_tokens(device)
-        self.is_summed = config.mlp_bias and not has_experts  # what `mlp` returns where there are groups
+        self.shared = shared_tokens(device, config, self.mlp, has_experts=has_experts)
         self.sequence_parallel = open_sequence_parallel(device)
         # `mlp` is given what the norm before it makes, as it is
-        self.is_direct = self.is_apart or (self.groups is None and self.sequence_parallel is None)
+        self.is_direct = self.shared.groups is None and self.shared.sequence_parallel is None
         if self.sequence_parallel is None:  # else what is projected is gathered first
-            is_whole = self.groups is None and not self.shares_prompts and not self.is_parallel
+            is_whole = not device.has_groups and not self.shares_prompts and not self.is_parallel
             is_whole = is_whole and type(self) is LlamaDecoderLayer
             feed(self.input_layernorm, self.self_attn, is_whole=is_whole)
             feed(self.post_attention_layernorm, self.mlp, is_whole=is_whole)
@@ -151,16 +147,8 @@ class LlamaDecoderLayer(Layer):
     def _feed_forward(self, x: Tensor, batch: ForwardBatch, wide: Tensor | None = None) -> Tensor:
         """[T, hidden] or this rank's shard of it -> what is added to the residual, of the same tokens.
         `wide`: x as float32, for layers with experts."""
-        if self.is_apart:
-            x = self._computed(x, batch, wide)
-        elif self.groups is None:
-            x = self._computed(self.all_tokens(x, batch), batch, wide)
-        else:
-            joined = self.groups.join(self.all_tokens(x, batch), batch.group_tokens)
-            divide = self.groups.own if self.is_summed else self.groups.sum
-            x = divide(self._computed(joined, batch), batch.group_tokens)
-            x = x if self.sequence_parallel is None else self.sequence_parallel.shard(x)
-        return self._scaled(x)
+        out = self._computed(self.shared.join(x, batch), batch, wide)
+        return self._scaled(self.shared.divide(out, batch))
 
     def _of_norm(self, inputs: NormInputs | None, batch: ForwardBatch) -> tuple[Tensor, Tensor] | None:
         """What `mlp` makes of a norm and its own input in one; None: it does not."""

@@ -44,14 +44,18 @@ class ZeroExperts(SparseFeedForward):
         return None
 
     def forward(self, x: Tensor, batch: ForwardBatch, wide: Tensor | None = None) -> Tensor:
-        """[T, hidden] -> [T, hidden]. `wide`: x as float32; None: it is made of x."""
+        """[T, hidden] -> [T, hidden]; with attention groups this rank's partial sum of all groups' tokens.
+        `wide`: x as float32; None: it is made of x."""
         ids, weights = self.gate.forward(x, wide)
         is_zero = ids >= self.num_experts
         kept = (weights * is_zero).sum(1, keepdim=True)
         self.count(ids.masked_fill(is_zero, -1), batch.is_real)
         ids, weights = ids.masked_fill(is_zero, 0), weights.masked_fill(is_zero, 0.0)
         out = self.device.experts.apply(x, ids, weights, self.packed, self.local.start)
-        return sum_of_ranks(self.device, out) + x * kept.to(x.dtype)
+        own = x * kept.to(x.dtype)
+        if not self.device.has_groups:
+            return sum_of_ranks(self.device, out) + own
+        return out + own if self.device.collectives.rank == 0 else out  # the sum over ranks has it once
 
 
 class LongcatDecoderLayer(LlamaDecoderLayer):
@@ -80,10 +84,12 @@ class LongcatDecoderLayer(LlamaDecoderLayer):
         if self.shares_prompts:
             x = of_all_parts(batch.part, x)
         x, residual = self.post_attention_layernorm.add(x, residual)
+        given = self.shared.join(x, batch)
+        out = self.shared.divide(self.mlp.forward(given), batch)
         if self.shortcut is not None:
-            return self.mlp.forward(x), residual, self.shortcut.forward(x, batch)
+            return out, residual, self.shared.divide(self.shortcut.forward(given, batch), batch)
         assert shortcut is not None
-        return self.mlp.forward(x) + shortcut, residual, None
+        return out + shortcut, residual, None
 
 
 class Longcat(DeepSeek):

@@ -42,6 +42,7 @@ class SharedAttention(Layer):
             shard="row",
             bias=config.o_bias,
             reduction=reduction_of(device),
+            ranks=device.head_ranks,
         )
         self.q_norm = RMSNorm(device, dtype, dim, self.eps, may_have_bias=False)
         self.k_norm = None if self.is_shared else RMSNorm(device, dtype, dim, self.eps, may_have_bias=False)

@@ -20,6 +20,7 @@ from runtime.messages.media import MediaValues
 from runtime.messages.packed_arrays import unpack
 from runtime.models.base import Renames
 from runtime.models.transformers_attention import PAGED
+from runtime.models.vision.slices import Slices
 
 # arguments of text models that steps have, or that nothing depends on here
 STEP_ARGUMENTS = (
@@ -64,10 +65,14 @@ class TransformersMedia:
         """None: see TransformersModel."""
         return iter(())
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """The rows [tokens, hidden] of each file, one after the other: files of one shape may hold images of
-        different ones."""
-        return [self._rows(one) for one in media]
+        different ones. transformers' code does not stop on the way: only between files."""
+        found = []
+        for one in media:
+            found.append(self._rows(one))
+            yield len(found) / len(media)
+        return found
 
     def _rows(self, one: MediaValues) -> Tensor:
         device = next(self._whole.parameters()).device

@@ -14,12 +14,14 @@ from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.attention.paged import Attention
 from runtime.layers.linear import Linear, LinearUse, QkvLinear
 from runtime.layers.norm import RMSNorm
+from runtime.layers.parallel.group_tokens import SharedTokens
 from runtime.layers.recurrent.parts import PartsLinear
 from runtime.layers.weight import Layer, PackedModules, Shard, channel_shard, head_shards, scaled_shard
 from runtime.models.base import CompiledLayer, Pieces
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.recurrent_config import SharedBlocks
 from runtime.models.config.zamba_config import block_renames, tied_names
+from runtime.models.feed_forwards import dense_reduction
 from runtime.models.hybrid import HybridDecoder, cache_index, open_mixer, recurrent_of
 
 
@@ -44,10 +46,11 @@ class SharedBlock(Layer):
         self.input_layernorm = RMSNorm(device, dtype, 2 * hidden, config.rms_norm_eps)
         self.qkv_proj = QkvLinear(device, dtype, 2 * hidden, heads, config.num_kv_heads, dim, bias=False)
         own_heads = scaled_shard(self.qkv_proj.query_heads, dim)
-        self.o_proj = Linear(device, dtype, own_heads, {"": hidden}, shard="row")
+        self.o_proj = Linear(device, dtype, own_heads, {"": hidden}, shard="row", ranks=device.head_ranks)
         self.pre_ff_layernorm = RMSNorm(device, dtype, hidden, config.rms_norm_eps)
         self.gate_up_proj = Linear(device, dtype, hidden, {"gate": inner, "up": inner}, shard="column")
-        self.down_proj = Linear(device, dtype, inner, {"": hidden}, shard="row")
+        reduction = dense_reduction(device, has_bias=False)
+        self.down_proj = Linear(device, dtype, inner, {"": hidden}, shard="row", reduction=reduction)
 
 
 class AttentionAdapter(Layer):
@@ -91,6 +94,7 @@ class BlockUse(Layer):
         self.linear = Linear(device, dtype, hidden, {"": hidden}, shard="replicated")
         self.qkv_proj, self.o_proj = LinearUse(block.qkv_proj), LinearUse(block.o_proj)
         self.gate_up_proj, self.down_proj = LinearUse(block.gate_up_proj), LinearUse(block.down_proj)
+        self.shared = SharedTokens(device, [self.gate_up_proj, self.down_proj])
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
         """Normed x [T, 2 * hidden] -> (queries [T, H, D],); keys and values go to the cache."""
@@ -103,12 +107,13 @@ class BlockUse(Layer):
         """Attention output [T, H * D]."""
         return self.attention.forward(*queries, batch)
 
-    def feed_forward(self, block: SharedBlock, attended: Tensor) -> Tensor:
+    def feed_forward(self, block: SharedBlock, attended: Tensor, batch: ForwardBatch) -> Tensor:
         """Attention output [T, H * D] -> the result of the block, [T, hidden]."""
-        x = block.pre_ff_layernorm.forward(self.o_proj.forward(attended))
+        x = self.shared.join(block.pre_ff_layernorm.forward(self.o_proj.forward(attended)), batch)
         gate_up = self.gate_up_proj.forward(x) + self.mlp_up.forward(self.mlp_down.forward(x))
         gate, up = gate_up.chunk(2, dim=1)
-        return self.linear.forward(self.down_proj.forward(gelu(gate) * up))
+        out = self.shared.divide(self.down_proj.forward(gelu(gate) * up), batch)
+        return self.linear.forward(out)
 
 
 class Zamba2Layer(Layer):
@@ -138,7 +143,7 @@ class Zamba2Layer(Layer):
             block = blocks[self.self_attn.block]
             both = block.input_layernorm.forward(torch.cat((total, embedded), dim=1))
             attended = yield self.self_attn, self.self_attn.project(both, *tables, batch)
-            given = total + self.self_attn.feed_forward(block, attended)
+            given = total + self.self_attn.feed_forward(block, attended, batch)
         mixed = yield self.mixer, self.mixer.project(self.input_layernorm.forward(given))
         return total + self.mixer.out_proj.forward(mixed)
 

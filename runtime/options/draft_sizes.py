@@ -49,7 +49,7 @@ def draft_sizes(plan: Plan, target: ModelConfig, item: int) -> DraftSizes:
     slot_bytes = entries * entry_bytes
     if model.recurrent is not None and not draft.heads:  # two states: see ranks/drafting/draft_states.py
         wide_item = 4 if plan.states.state_dtype == "float32" else 2
-        slot_bytes += 2 * model.recurrent.state_bytes(ranks[0], item, wide_item)
+        slot_bytes += 2 * model.recurrent.state_bytes(ranks.of_group, item, wide_item)
     return DraftSizes(num_bytes, token_count, slots * slot_bytes)
 
 
@@ -82,7 +82,7 @@ def _head_count(head: HeadConfig, ranks: Ranks) -> int:
     model = head.layers
     hidden = model.hidden_size
     inputs = len(head.aux_layers) * head.target_size if head.aux_layers else 2 * hidden
-    count = sum(layer_count(model, i, *ranks[:5]) for i in range(model.num_layers)) + (inputs + 1) * hidden
+    count = sum(layer_count(model, i, *ranks[:6]) for i in range(model.num_layers)) + (inputs + 1) * hidden
     match head.algorithm:
         case "EAGLE":
             return count - hidden  # the first layer has no first norm

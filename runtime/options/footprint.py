@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from runtime.cache.pool_sizes import MemoryBudget, Pools, divide_memory, has_two_pools, least_pages
 from runtime.messages.stages import Stage
 from runtime.models.config.gguf.container import is_gguf, read_gguf
+from runtime.models.config.lora_targets import Split
 from runtime.models.config.media_config import (
     MediaConfig,
     encoder_bytes,
@@ -176,10 +177,10 @@ def _of_stage(
     sizes = _ranks(plan)
     held = with_copies(whole, plan.experts.ep_num_redundant_experts)
     weights = stage_weight_count(held, sizes, stage) * item + float_bytes(model)
-    weights += decay_bytes(model, sizes[0], item) - stage_saved_bytes(held, sizes, item, stage)
+    weights += decay_bytes(model, sizes.of_group, item) - stage_saved_bytes(held, sizes, item, stage)
     media = model.media if stage.is_first else None
     weights = with_encoder(plan.encoding, weights, encoder_bytes(media, item))
-    adapters = 0 if setup is None else adapter_count(model, setup, plan.parallel.tensor_parallel_size) * item
+    adapters = 0 if setup is None else adapter_count(model, setup, _adapter_split(plan, sizes)) * item
     offloaded, buffers = offloaded_bytes(plan.memory.offload, model, sizes[:3], item)
     all_weights, weights = weights, weights - offloaded + buffers
     kv_item = KV_BYTES.get(plan.precision.kv_cache_dtype, item)
@@ -190,8 +191,8 @@ def _of_stage(
     full_bytes += draft.token_count * kv_item
     state_bytes = drafts = 0
     if model.recurrent is not None:
-        state_bytes = model.recurrent.state_bytes(sizes[0], item, DTYPE_BYTES[plan.states.state_dtype])
-        drafts = model.recurrent.draft_bytes(sizes[0], item) * plan.draft_nodes
+        state_bytes = model.recurrent.state_bytes(sizes.of_group, item, DTYPE_BYTES[plan.states.state_dtype])
+        drafts = model.recurrent.draft_bytes(sizes.of_group, item) * plan.draft_nodes
     own = machine.memory_bytes // plan.parallel.processes_on_node
     budget = int(own * plan.memory.mem_fraction_static)
     pools, bound = _pages(
@@ -264,6 +265,11 @@ def _ranks(plan: Plan) -> Ranks:
         groups,
         groups if plan.has_group_heads else ranks,
     )
+
+
+def _adapter_split(plan: Plan, sizes: Ranks) -> Split:
+    dense = sizes.mlp or sizes.dense
+    return Split(dense, sizes.shared, sizes.of_heads, sizes.of_group, plan.parallel.attention_groups)
 
 
 def loading_notice(plan: Plan, model: ModelConfig, stored: str = "") -> str | None:

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from runtime.messages.memory import OffloadSpec, offloaded_layers
 from runtime.models.config.encoder_config import Encoder, RotaryEncoder
-from runtime.models.config.lora_targets import lora_modules
+from runtime.models.config.lora_targets import Split, lora_modules
 from runtime.models.config.model_config import ModelConfig
 from runtime.models.config.recurrent_config import Recurrent
 from runtime.models.config.shares import even_part, most_channels, most_heads
@@ -14,6 +14,10 @@ from runtime.options.quantized_sizes import Ranks, layer_saved_bytes
 
 if TYPE_CHECKING:  # it imports numpy, which `runtime check --help` need not wait for
     from runtime.messages.lora import AdapterSetup
+
+
+# modules of blocks that layers share (Zamba 2) which are given the tokens of all attention groups
+SHARED_OF_BLOCKS = (".self_attn.gate_up_proj", ".self_attn.down_proj")
 
 
 def query_heads(model: ModelConfig, ranks: int) -> int:
@@ -68,15 +72,15 @@ def weight_count(
     shared_ranks: int | None = None,
     head_ranks: int | None = None,
     mlp_ranks: int | None = None,
-    embedding_ranks: int | None = None,
+    group_ranks: int | None = None,
     lm_head_ranks: int | None = None,
 ) -> int:
     """Weights of one rank, as a count of numbers: see Ranks, whose fields these are; None: all ranks."""
     if model.encoder is not None:
         return encoder_count(model, model.encoder, ranks)
     hidden = model.hidden_size
-    vocabulary = -(-model.vocab_size // (embedding_ranks or ranks)) * hidden
-    own_head = -(-model.vocab_size // ((embedding_ranks if model.is_tied else lm_head_ranks) or ranks))
+    vocabulary = -(-model.vocab_size // (group_ranks or ranks)) * hidden
+    own_head = -(-model.vocab_size // ((group_ranks if model.is_tied else lm_head_ranks) or ranks))
     if not model.is_tied and (model.pooling is None or model.pooling.judge_ids):
         vocabulary += own_head * hidden
     if model.pooling is not None and model.pooling.task == "classify" and not model.pooling.judge_ids:
@@ -86,15 +90,15 @@ def weight_count(
             else (model.pooling.size * hidden)
         )
     layers = sum(
-        layer_count(model, i, ranks, expert_ranks, shared_ranks or ranks, head_ranks, mlp_ranks)
+        layer_count(model, i, ranks, expert_ranks, shared_ranks or ranks, head_ranks, mlp_ranks, group_ranks)
         for i in range(model.num_layers)
     )
     if model.altup is not None:
         layers += model.altup.model_count(hidden)
     if model.layer_embeddings is not None:
-        layers += model.layer_embeddings.model_count(hidden, model.num_layers, ranks)
+        layers += model.layer_embeddings.model_count(hidden, model.num_layers, group_ranks or ranks)
     if model.recurrent is not None and (shared := model.recurrent.shared) is not None:
-        layers += shared.count * shared.block_count(*block_sizes(model, ranks))
+        layers += shared.count * shared.block_count(*block_sizes(model, ranks, head_ranks or ranks))
     if model.has_embed_norm:
         layers += norm_size(model)
     if model.positions is not None:
@@ -102,16 +106,22 @@ def weight_count(
     return layers + norm_size(model) + vocabulary + own_head * model.has_head_bias
 
 
-def adapter_count(model: ModelConfig, setup: "AdapterSetup", ranks: int) -> int:
-    """Numbers in the LoRA slots of one rank, each as large as the largest adapter."""
-    modules = lora_modules(model, ranks).items()
-    count = sum(sum(sizes) for name, sizes in modules if name.rpartition(".")[2] in setup.targets)
+def adapter_count(model: ModelConfig, setup: "AdapterSetup", split: Split) -> int:
+    """Numbers in the LoRA slots of one rank, each as large as the largest adapter. A layer that attention
+    groups share has the slots of all of them."""
+    count = 0
+    for name, sizes in lora_modules(model, split).items():
+        block, _, module = name.rpartition(".")
+        divided = split.shared if "shared_expert" in block else split.dense
+        is_of_all = divided > 1 and (".mlp" in block or name.endswith(SHARED_OF_BLOCKS))
+        if module in setup.targets:
+            count += sum(sizes) * (split.num_groups if is_of_all else 1)
     if model.recurrent is not None and model.recurrent.gates_attention and "q_proj" in setup.targets:
         # A of queries stands there a second time, for their gates
         count += model.recurrent.num_attention_layers * model.hidden_size
     if model.recurrent is not None and model.recurrent.shared is not None and "gate_up_proj" in setup.targets:
         # and A of gates for ups
-        count += model.recurrent.num_attention_layers * model.hidden_size
+        count += model.recurrent.num_attention_layers * model.hidden_size * split.num_groups
     return count * setup.max_rank * setup.num_lora_slots
 
 
@@ -138,15 +148,16 @@ def layer_count(
     shared_ranks: int,
     head_ranks: int | None = None,
     mlp_ranks: int | None = None,
+    group_ranks: int | None = None,
 ) -> int:
     """Numbers that one rank holds of a layer: see Ranks."""
     if model.encoder is not None:
         return encoder_layer_count(model, ranks)
     if model.recurrent is not None:
-        sizes = ranks, expert_ranks, shared_ranks, head_ranks or ranks
+        sizes = ranks, expert_ranks, shared_ranks, head_ranks or ranks, mlp_ranks, group_ranks or ranks
         return hybrid_layer_count(model, model.recurrent, layer, *sizes)
     if model.kv_sources:
-        return gemma_layer_count(model, layer, ranks)
+        return gemma_layer_count(model, layer, ranks, head_ranks or ranks)
     own, heads = model.of_layer(layer), head_ranks or ranks
     return (
         attention_count(own, heads)
@@ -156,15 +167,15 @@ def layer_count(
     )
 
 
-def gemma_layer_count(model: ModelConfig, layer: int, ranks: int) -> int:
+def gemma_layer_count(model: ModelConfig, layer: int, ranks: int, head_ranks: int) -> int:
     """Numbers that one rank holds of a layer of Gemma 3n or Gemma 4."""
     own, hidden = model.of_layer(layer), model.hidden_size
-    count = norm_count(own) + feed_forward_count(own, layer, ranks, 1, 1) + attention_count(own, ranks)
+    count = norm_count(own) + feed_forward_count(own, layer, ranks, 1, 1) + attention_count(own, head_ranks)
     if model.altup is not None:
         count += model.altup.layer_count(hidden)
     if model.layer_embeddings is not None:
         count += model.layer_embeddings.layer_count(hidden)
-    keys, heads = kv_heads(own, ranks) * own.head_dim * (hidden + model.qkv_bias), model.global_heads
+    keys, heads = kv_heads(own, head_ranks) * own.head_dim * (hidden + model.qkv_bias), model.global_heads
     if not model.has_own_keys(layer):
         return count - 2 * keys - own.head_dim + (heads is not None)
     shares_values = heads is not None and heads.shares_values and not model.windows[layer]
@@ -179,27 +190,30 @@ def hybrid_layer_count(
     expert_ranks: int,
     shared_ranks: int,
     head_ranks: int,
+    mlp_ranks: int | None,
+    group_ranks: int,
 ) -> int:
     """Numbers that one rank holds of a layer of a model with recurrent layers."""
     kind, hidden = recurrent.kinds[layer], model.hidden_size
     count = hidden
     if kind in ("recurrent", "parallel"):
-        count += recurrent.mixer.num_weights(hidden, ranks)
+        count += recurrent.mixer.num_weights(hidden, group_ranks)
     if recurrent.shared is not None:
-        return count + recurrent.shared.use_count(*block_sizes(model, ranks)) * (kind == "parallel")
+        sizes = block_sizes(model, ranks, head_ranks)
+        return count + recurrent.shared.use_count(*sizes) * (kind == "parallel")
     if kind in ("attention", "parallel"):
         count += attention_count(model, head_ranks)
         gates = query_heads(model, head_ranks) * model.head_dim * recurrent.gates_attention
         count += gates * (hidden + model.qkv_bias)
     if kind == "none" or recurrent.has_feed_forward:
-        count += feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
+        count += feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks, mlp_ranks)
         count += hidden * (kind != "none")
     return count
 
 
-def block_sizes(model: ModelConfig, ranks: int) -> tuple[int, int, int, int]:
+def block_sizes(model: ModelConfig, ranks: int, head_ranks: int) -> tuple[int, int, int, int]:
     """The hidden size, and one rank's share of the widths of a feed-forward, of queries and of keys."""
-    queries, keys = query_heads(model, ranks) * model.head_dim, kv_heads(model, ranks) * model.head_dim
+    queries, keys = (count(model, head_ranks) * model.head_dim for count in (query_heads, kv_heads))
     return model.hidden_size, most_channels(model.intermediate_size, ranks), queries, keys
 
 

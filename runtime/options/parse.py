@@ -213,6 +213,8 @@ def _asks_for_default(setting: Setting) -> bool:
         return False
     if str(setting.value) == str(setting.row.default):  # rows of other engines are not converted
         return True
+    if setting.row.default is None and setting.value == "none":
+        return True
     try:
         return bool(msgspec.convert(setting.value, setting.row.convert, strict=False) == setting.row.default)
     except (msgspec.ValidationError, ValueError, RecursionError):

@@ -187,6 +187,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             fp8_gemm_backend=self.kernels.fp8_gemm_backend,
             prefill_attention_backend=self.kernels.prefill_attention_backend,
             decode_attention_backend=self.kernels.decode_attention_backend,
+            tower_attention=self.kernels.mm_attention_backend,
         )
 
     def _symmetric_memory(self) -> SymmetricMemory:

@@ -23,13 +23,19 @@ class Ranks(NamedTuple):
     shared: int
     heads: int | None = None  # None: as a dense weight
     mlp: int | None = None  # likewise, the feed-forward of a layer without experts
-    embedding: int | None = None  # likewise, ranks that split the embedding, and a head that is tied to it
+    # likewise, those with the same requests: they split the embedding, a head tied to it, recurrent layers
+    group: int | None = None
     head: int | None = None  # likewise, a head of its own
 
     @property
     def of_heads(self) -> int:
         """Ranks that split attention heads."""
         return self.heads or self.dense
+
+    @property
+    def of_group(self) -> int:
+        """Ranks with the same requests."""
+        return self.group or self.dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ def weights_of_layer(model: ModelConfig, layer: int, ranks: Ranks) -> Iterator[W
     recurrent, kind = model.recurrent, "attention"
     if recurrent is not None:
         kind = recurrent.kinds[layer]
-        yield from _recurrent(model, recurrent, layer, ranks.dense)
+        yield from _recurrent(model, recurrent, layer, ranks)
     if kind in ("attention", "parallel") and (recurrent is None or recurrent.shared is None):
         yield from _attention(model, layer, ranks.of_heads)
     if recurrent is None or recurrent.has_feed_forward or kind == "none":
@@ -95,18 +101,18 @@ def _feed_forward(model: ModelConfig, layer: int, ranks: Ranks) -> Iterator[Weig
             )
 
 
-def _recurrent(model: ModelConfig, recurrent: Recurrent, layer: int, ranks: int) -> Iterator[Weight]:
+def _recurrent(model: ModelConfig, recurrent: Recurrent, layer: int, ranks: Ranks) -> Iterator[Weight]:
     """The mixer of a layer, and what a use of a shared block adds."""
     kind, hidden = recurrent.kinds[layer], model.hidden_size
     if kind in ("recurrent", "parallel"):
-        for name, (inputs, outputs) in mixer_modules(recurrent.mixer, hidden, ranks).items():
-            full = inputs * ranks if name in ("out_proj", "x_proj") else inputs
+        for name, (inputs, outputs) in mixer_modules(recurrent.mixer, hidden, ranks.of_group).items():
+            full = inputs * ranks.of_group if name in ("out_proj", "x_proj") else inputs
             yield Weight((f"layers.{layer}.mixer.{name}",), (outputs,), inputs, full)
     if recurrent.shared is None or kind != "parallel":
         return
     block, rank = f"layers.{layer}.self_attn.", recurrent.shared.rank
-    inner = most_channels(model.intermediate_size, ranks)
-    queries = most_heads(model.num_heads, model.num_kv_heads, ranks)[0] * model.head_dim
+    inner = most_channels(model.intermediate_size, ranks.dense)
+    queries = most_heads(model.num_heads, model.num_kv_heads, ranks.of_heads)[0] * model.head_dim
     yield Weight((block + "linear",), (hidden,), hidden, hidden)
     yield Weight((block + "mlp_down",), (rank,), hidden, hidden)
     yield Weight((block + "mlp_up",), (2 * inner,), rank, rank)
@@ -115,15 +121,16 @@ def _recurrent(model: ModelConfig, recurrent: Recurrent, layer: int, ranks: int)
         yield Weight((block + "adapter.q_up",), (queries,), rank, rank, 3)
 
 
-def _shared_blocks(model: ModelConfig, ranks: int) -> Iterator[Weight]:
+def _shared_blocks(model: ModelConfig, ranks: Ranks) -> Iterator[Weight]:
     """The blocks that layers share."""
     if model.recurrent is None or model.recurrent.shared is None:
         return
     hidden, copies = model.hidden_size, model.recurrent.shared.count
-    q, kv = (heads * model.head_dim for heads in most_heads(model.num_heads, model.num_kv_heads, ranks))
+    heads = most_heads(model.num_heads, model.num_kv_heads, ranks.of_heads)
+    q, kv = (count * model.head_dim for count in heads)
     yield Weight(("blocks.0.q_proj",), (q + 2 * kv,), 2 * hidden, 2 * hidden, copies)
     yield Weight(("blocks.0.o_proj",), (hidden,), q, model.num_heads * model.head_dim, copies)
-    yield from _mlp("blocks.0.", hidden, model.intermediate_size, ranks, copies)
+    yield from _mlp("blocks.0.", hidden, model.intermediate_size, ranks.dense, copies)
 
 
 def shared_name(moe: MoeConfig) -> str:
@@ -202,7 +209,7 @@ def saved_bytes(model: ModelConfig, ranks: Ranks, item: int) -> int:
     if model.quantization is None:
         return 0
     saved = sum(layer_saved_bytes(model, i, ranks, item) for i in range(model.num_layers))
-    return saved + _saved_bytes(_shared_blocks(model, ranks.dense), model.quantization, item)
+    return saved + _saved_bytes(_shared_blocks(model, ranks), model.quantization, item)
 
 
 def quantization_notice(model: ModelConfig, ranks: Ranks, dtype: str, item: int) -> str | None:
@@ -212,18 +219,18 @@ def quantization_notice(model: ModelConfig, ranks: Ranks, dtype: str, item: int)
         return None
     held = stored = 0
     names: set[str] = set()
-    for i in range(model.num_layers):
-        for weight in weights_of_layer(model, i, ranks):
-            formats = [model.quantization.format_of(name) for name in weight.names]
-            if model.quantization.is_online and formats[0] is not None:
-                stored += weight.count * item
-                names.add(formats[0].scheme.name)
-            elif (one := formats[0]) is not None and isinstance(one.scheme, Full):
-                stored += _stored_bytes(weight, one)
-                names.add(one.layout.removesuffix("_4") if one.stored is None else one.stored.name)
-            else:
-                continue
-            held += weight.held_bytes(formats, item)
+    for weight in (one for i in range(model.num_layers) for one in weights_of_layer(model, i, ranks)):
+        formats = [model.quantization.format_of(name) for name in weight.names]
+        first = formats[0]
+        if first is None or not (model.quantization.is_online or isinstance(first.scheme, Full)):
+            continue
+        held += weight.held_bytes(formats, item)
+        if model.quantization.is_online:
+            stored += weight.count * item
+            names.add(first.scheme.name)
+        else:
+            stored += _stored_bytes(weight, first)
+            names.add(first.layout.removesuffix("_4") if first.stored is None else first.stored.name)
     if not names:
         return None
     kinds, sizes = ", ".join(sorted(names)), f"{held / 1e9:.2f} GB a rank in place of {stored / 1e9:.2f}"

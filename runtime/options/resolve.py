@@ -179,7 +179,7 @@ def _choose_kernels(c: Choices, model: ModelFacts, device: DeviceFacts, machine:
     c.auto(kernels.attention_backend, device)
     for phase in ("prefill", "decode"):
         c.auto(kernels.phase_backend, c["attention_backend"], name=f"{phase}_attention_backend")
-    c.auto(model_options.enable_multimodal, model, c["enable_dp_attention"])
+    c.auto(model_options.enable_multimodal, model)
     c.auto(kernels.sampling_backend, device)
     c.auto(kernels.mm_attention_backend, device)
     c.auto(kernels.fp8_gemm_backend, device)

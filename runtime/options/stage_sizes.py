@@ -30,8 +30,8 @@ def stage_weight_count(model: ModelConfig, sizes: Ranks, stage: Stage) -> int:
     draft, in the last stage."""
     if stage.count == 1:
         return weight_count(model, *sizes)
-    counts = [layer_count(model, i, *sizes[:5]) for i in range(model.num_layers)]
-    embedding = -(-model.vocab_size // (sizes.embedding or sizes.dense)) * model.hidden_size
+    counts = [layer_count(model, i, *sizes[:6]) for i in range(model.num_layers)]
+    embedding = -(-model.vocab_size // sizes.of_group) * model.hidden_size
     end = weight_count(model, *sizes) - sum(counts) - embedding
     if model.is_tied or stage.has_draft_heads:
         end += embedding

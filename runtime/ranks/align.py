@@ -7,6 +7,7 @@ from runtime.devices.base import Device
 from runtime.layers.upload import upload_int64
 from runtime.messages.media import AlignSound, RowsEncoded
 from runtime.models.base import Model
+from runtime.models.vision.slices import finish
 from runtime.models.whisper import Whisper
 from runtime.models.whisper_alignment import alignment
 from runtime.ranks.encoded_media import EncodedMedia, encoder_of
@@ -23,7 +24,7 @@ def align(device: Device, model: Model, kept: EncodedMedia | None, command: Alig
         return RowsEncoded(id=command.id, rows=NO_SCORES, error=fault)
     with torch.inference_mode():
         rows = None if kept is None else kept.find(command.media.id)
-        sound = encoder.encode([command.media])[0] if rows is None else rows
+        sound = finish(encoder.slices([command.media]))[0] if rows is None else rows
         scores = alignment(
             model,
             device.head_ranks,

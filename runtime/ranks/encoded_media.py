@@ -11,51 +11,95 @@ from runtime.layers.upload import upload_int64
 from runtime.messages.media import Encode, MediaRows, MediaValues
 from runtime.models.base import Model
 from runtime.models.vision.open_encoder import MediaEncoder
+from runtime.models.vision.slices import Slices, finish
 
 BATCH_VALUES = 1 << 23  # most numbers that are encoded together: 24 images of 336 x 336
+
+
+class Begun:
+    """An encoding that is made over several commands."""
+
+    def __init__(self, num_rows: int, slices: Slices[list[Tensor]] | None) -> None:
+        """`slices`: what makes it; None: another rank does."""
+        self.num_rows = num_rows
+        self.rows: Tensor | None = None  # [num_rows, hidden] when it is made
+        self._slices = slices
+        self._done = 0.0  # part of the whole
+
+    def advance(self, until: float) -> None:
+        """Computes until this part of the whole is done, or all of it; layers are not divided."""
+        while self._slices is not None and (self._done < until or until >= 1):
+            try:
+                self._done = next(self._slices)
+            except StopIteration as end:
+                (self.rows,) = end.value
+                self._slices = None
 
 
 class EncodedMedia:
     """The rows that are kept on the device, by the ids of their encodings. The scheduler counts them
     (scheduling/encodings.py)."""
 
-    def __init__(self, torch_device: torch.device, ranks: Collectives | None = None) -> None:
-        """`ranks`: each encodes a share of what a command brings; None: this one encodes everything."""
-        self._torch_device, self._ranks = torch_device, ranks
+    def __init__(
+        self, torch_device: torch.device, ranks: Collectives | None = None, *, group: int = 0
+    ) -> None:
+        """`ranks`: each encodes a share of what a command brings; None: this one encodes everything. `group`:
+        the attention group of this rank."""
+        self._torch_device, self._ranks, self._group = torch_device, ranks, group
         self._rows: dict[int, Tensor] = {}  # each [rows, hidden]
+        self._begun: dict[int, Begun] = {}  # encodings that are not complete, by id
 
     def encode(self, command: Encode, encoder: MediaEncoder) -> None:
-        """Drops what the command says, and encodes what it brings."""
+        """Drops what the command says, encodes what it brings, and goes on with what was begun before, if it is
+        for this rank's group."""
+        if command.group != self._group:
+            return
         for id in command.dropped:
             self._rows.pop(id, None)
+            self._begun.pop(id, None)
+        whole = [one for one in command.media if one.id not in command.until]
+        self._begin([one for one in command.media if one.id in command.until], encoder)
+        done = self._advance(command.until)
         if self._ranks is None:
-            self._rows |= encoded(command.media, encoder)
-        elif command.media:
-            own = encoded(command.media[self._ranks.rank :: self._ranks.size], encoder)
-            self._rows |= self._exchanged(command.media, own, encoder, self._ranks)
+            own = encoded(whole, encoder)
+        else:
+            own = encoded(whole[self._ranks.rank :: self._ranks.size], encoder)
+        own |= {id: one.rows for id, one in done.items() if one.rows is not None}
+        if self._ranks is not None and (whole or done):
+            sizes = {one.id: one.num_rows for one in whole} | {id: one.num_rows for id, one in done.items()}
+            own = self._exchanged(sizes, own, encoder, self._ranks)
+        self._rows |= own
+
+    def _begin(self, media: Sequence[MediaValues], encoder: MediaEncoder) -> None:
+        """Encodings that are made over several commands begin. Where ranks share the work the first one makes
+        them, whose time is measured."""
+        is_maker = self._ranks is None or self._ranks.rank == 0
+        for one in media:
+            self._begun[one.id] = Begun(one.num_rows, encoder.slices([one]) if is_maker else None)
+
+    def _advance(self, until: dict[int, float]) -> dict[int, Begun]:
+        """Brings encodings this far. -> those that are complete"""
+        for id, part in until.items():
+            self._begun[id].advance(part)
+        return {id: self._begun.pop(id) for id, part in until.items() if part >= 1}
 
     def find(self, id: int) -> Tensor | None:
         """The rows of an encoding; None: they are not kept."""
         return self._rows.get(id)
 
     def _exchanged(
-        self, media: Sequence[MediaValues], own: dict[int, Tensor], encoder: MediaEncoder, ranks: Collectives
+        self, sizes: dict[int, int], own: dict[int, Tensor], encoder: MediaEncoder, ranks: Collectives
     ) -> dict[int, Tensor]:
-        """The rows of all `media`, of which each rank has made some: the sum of tables with zeros for the
-        rest."""
+        """The rows of all encodings with their numbers of rows, of which each rank has made some (`own`): the
+        sum of tables with zeros for the rest."""
         table = torch.zeros(
-            sum(one.num_rows for one in media),
-            encoder.output_size,
-            dtype=encoder.dtype,
-            device=self._torch_device,
+            sum(sizes.values()), encoder.output_size, dtype=encoder.dtype, device=self._torch_device
         )
-        parts = dict(
-            zip([one.id for one in media], table.split([one.num_rows for one in media]), strict=True)
-        )
+        parts = dict(zip(sizes, table.split(list(sizes.values())), strict=True))
         for id, rows in own.items():
             parts[id].copy_(rows)
-        whole = ranks.all_reduce(table).split([one.num_rows for one in media])
-        return {one.id: rows.clone() for one, rows in zip(media, whole, strict=True)}
+        whole = ranks.all_reduce(table).split(list(sizes.values()))
+        return {id: rows.clone() for id, rows in zip(sizes, whole, strict=True)}
 
     def rows(self, media: MediaRows) -> tuple[Tensor, Tensor]:
         """Places of the step's tokens that take rows, int64 [E], and these rows, [E, hidden]."""
@@ -73,7 +117,7 @@ def encoded(media: Sequence[MediaValues], encoder: MediaEncoder) -> dict[int, Te
     return {
         one.id: rows
         for batch in batches(media)
-        for one, rows in zip(batch, encoder.encode(batch), strict=True)
+        for one, rows in zip(batch, finish(encoder.slices(batch)), strict=True)
     }
 
 
@@ -81,8 +125,9 @@ def open_media(device: Device, model: Model, *, shares: bool) -> EncodedMedia | 
     """Where a rank keeps encodings; None: its model has no encoder. `shares`: each rank encodes a share."""
     if encoder_of(model) is None:
         return None
-    ranks = device.collectives if shares and device.collectives.size > 1 else None
-    return EncodedMedia(device.torch_device, ranks)
+    ranks = device.group_ranks if shares and device.group_ranks.size > 1 else None
+    group = device.attention.index if device.attention is not None and device.has_groups else 0
+    return EncodedMedia(device.torch_device, ranks, group=group)
 
 
 def encoder_of(model: Model) -> MediaEncoder | None:

@@ -34,6 +34,8 @@ class GroupRows:
     is_idle: tuple[bool, ...]  # the tokens are padding
     is_decode: bool  # every row of every group decodes
     replay: "Replay | None" = None  # graphs that compute the step; None: it is launched kernel by kernel
+    # what each group computes, where a sequence of any has an adapter; (): none has
+    adapted: tuple[StepPlan, ...] = ()
 
     def first_on(self, device: Device) -> int:
         """Tokens of the first micro-batch of this rank's group; 0: there is one batch."""

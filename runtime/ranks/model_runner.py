@@ -46,11 +46,10 @@ from runtime.ranks.step_copies import LayerSaves, Reported, begin_copies, begin_
 from runtime.ranks.step_effects import StepEffects
 from runtime.ranks.step_inputs import StepInputs
 from runtime.ranks.step_logits import StepLogits
+from runtime.ranks.step_report import NO_LOGPROBS, NO_TOKENS, StepReport
 from runtime.ranks.transfers import Direct, Streamed, Transfers
+from runtime.ranks.two_batches import first_tokens
 from runtime.ranks.weight_offload import LayerOffload
-
-NO_TOKENS = np.empty(0, np.int32)
-NO_LOGPROBS = (np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
 class ModelRunner:
@@ -162,7 +161,7 @@ class ModelRunner:
         page_loads = begin_copies(self.copies, plan, self.page_size)
         self.saves = begin_saves(self.copies, plan, self.part_bytes, self.reported, self.device)
         upload = PackedUpload(self.device.torch_device)
-        is_adapted = self.adapters is not None and self.adapters.begin_step(plan)
+        is_adapted = self.begins_adapted(plan, groups)
         replay = find_replay(self, [plan], [self.slots.needs]) if groups is None else groups.replay
         if replay is not None:
             return launch_replay(self, replay, plan, begin, groups, is_adapted=is_adapted)
@@ -188,7 +187,7 @@ class ModelRunner:
         token_ids = batch.token_ids
         if self.pipeline is not None:
             batch = self.pipeline.given(batch)
-        lora_slots = None if self.adapters is None else self.adapters.use_plan(plan, has_adapters=is_adapted)
+        lora_slots = self.use_adapters(plan, groups, first_tokens(batch)) if is_adapted else None
         decodes = None if self.device.partitions is None else decodes_by_graph(self.graphs, plan)
         forwarded = self.forward.compute(self.model, batch, rows.places, self.piecewise, lora_slots, decodes)
         if self.pipeline is not None:
@@ -209,6 +208,23 @@ class ModelRunner:
         if self.drafts is not None and plan.follows:
             self.drafts.follow(plan, starts, token_ids, forwarded, sampled)
         return self.report(plan, sampled, prompt, shown, begin)
+
+    def begins_adapted(self, plan: StepPlan, groups: GroupRows | None) -> bool:
+        """Whether a sequence of the step has an adapter. What the plan changes of adapters is done; with
+        groups it is already. If none has, layers add nothing."""
+        if self.adapters is None:
+            return False
+        is_adapted = self.adapters.begin_step([plan]) if groups is None else bool(groups.adapted)
+        if not is_adapted:
+            self.adapters.use_tokens(None)
+        return is_adapted
+
+    def use_adapters(self, plan: StepPlan, groups: GroupRows | None, first: tuple[int, ...]) -> np.ndarray:
+        """See LoraAdapters.use_plans, of a step in which some sequence has an adapter."""
+        assert self.adapters is not None, "a step with adapters where there are none"
+        if groups is None:
+            return self.adapters.use_plans([plan], first)
+        return self.adapters.use_plans(groups.adapted, groups.first)
 
     def sample(
         self,
@@ -278,52 +294,15 @@ class ModelRunner:
         end_copies(self.copies, plan, self.saves, self.transfers, self.device)
         if not self.samples:
             return Unreported()
-        tensors = [sampled.tokens.int()]  # a copy: the next step may write to `tokens`
-        if sampled.has_nan is not None:
-            tensors.append(sampled.has_nan)
-        accepted = [x for x in (sampled.num_accepted, sampled.path) if x is not None]
-        tensors += accepted
-        tensors += shown
-        found = sampled.logprobs
-        for logs in (*(row.logprobs for row in prompt), *(() if found is None else (found,))):
-            tensors += logs.chosen, logs.top_ids, logs.top
+        report = StepReport(plan, sampled, prompt, shown)
         follows, forced = self.slots.follows, self.slots.forced
 
         def finish(arrays: list[np.ndarray]) -> StepResult:
-            is_nan = [] if sampled.has_nan is None else sampled.with_nan(arrays.pop(1))
-            token_ids, rest = arrays[0], arrays[1 + len(accepted) :]
-            states = None if plan.shown is None else rest.pop(0).ravel()
-            experts = None if plan.routed is None else rest.pop(0).ravel()
-            rows = [row.result(*rest[3 * i : 3 * i + 3]) for i, row in enumerate(prompt)]
-            width, values = (-1, list(NO_LOGPROBS)) if found is None else (rest[-2].shape[1], rest[-3:])
-            places, counts = np.arange(len(token_ids)), None
-            if accepted:
-                places, counts = sampled.accepted(*arrays[1 : 1 + len(accepted)])
-                token_ids = token_ids[places]
-                values = values if found is None else [value[places] for value in values]
-            failed = self.took(plan, token_ids, places, counts) if follows else {}
-            failed = failed | dict.fromkeys(is_nan, Failing.NAN)
-            chosen, top_ids, top = (value.ravel() for value in values)
-            ends = places if counts is None else places[counts.cumsum() - 1]
-            return StepResult(
-                plan.step,
-                token_ids,
-                width,
-                chosen,
-                top_ids,
-                top,
-                rows,
-                self.seconds(begin),
-                failed,
-                hidden=states,
-                experts=experts,
-                num_tokens=None if counts is None else counts.astype(np.int32),
-                forced={row: forced[place] for row, place in enumerate(ends.tolist()) if place in forced}
-                if forced
-                else {},
-            )
+            brought = report.read(arrays)
+            failed = self.took(plan, brought.token_ids, brought.places, brought.counts) if follows else {}
+            return brought.result(plan.step, self.seconds(begin), failed, forced)
 
-        launched = Launched(self.transfers.fetch(tensors), finish)
+        launched = Launched(self.transfers.fetch(report.tensors()), finish)
         self.unsettled = launched if follows else None
         return launched
 

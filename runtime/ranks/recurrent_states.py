@@ -44,7 +44,7 @@ class RecurrentStates:
 
     def allocate(self) -> None:
         """Zeros for all slots of all layers, in the same list as before."""
-        ranks = self.device.collectives
+        ranks = self.device.group_ranks
         shapes = self.recurrent.mixer.states(ranks.size, ranks.rank)
         for _ in range(self.recurrent.num_recurrent_layers):
             self.tensors.append(

@@ -91,10 +91,10 @@ def launch_idle(runner: "ModelRunner", replay: Replay, step: int, groups: GroupR
     nothing = StepPlan(step=step, num_decodes=0, slots=NO_ROWS, counts=NO_ROWS, samples=np.empty(0, np.uint8))
     if replay.shape is not None:
         assert runner.verifies is not None, "it was found"
-        runner.verifies.launch_idle(replay.shape)
+        runner.verifies.launch_idle(replay.shape, is_adapted=bool(groups.adapted))
     else:
         assert runner.graphs is not None, "it was found"
-        hidden = runner.graphs.forward(replay.size, nothing)
+        hidden = runner.graphs.forward(replay.size, nothing, is_adapted=bool(groups.adapted))
         # a head that all groups share
         runner.logits.sampled(runner.model, Forwarded(hidden), np.empty(0, np.int64), groups)
     if runner.load is not None:

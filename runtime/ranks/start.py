@@ -100,10 +100,7 @@ def start_torch_rank(
     num_bytes = min(budget, memory_for_pages(device, model, start, config, dtypes, draft, cross, progress))
     forget_step(experts)
     progress("pages", 0, 0)
-    sizes, kv, states = allocate_pages(device, model, start, config, dtypes, num_bytes, draft)
-    draft_kv = allocate_draft_kv(device, draft, start, sizes[0], dtypes)
-    if device.take_pages is not None:
-        device.take_pages(kv + draft_kv)
+    sizes, kv, draft_kv, states = allocate_pages(device, model, start, config, dtypes, num_bytes, draft)
     slots = open_slots(rank, device, start, config, len(sizes), cross)
     host = open_host_tier(rank, start, device, kv + draft_kv, sizes, states)
     copies = None if host is None else device.memory.open_page_copier(kv + draft_kv, host, start.page_size)
@@ -202,10 +199,10 @@ def allocate_pages(
     dtypes: Dtypes,
     budget: int,
     draft: LoadedDraft | None,
-) -> tuple[list[int], list[tuple[Tensor, ...]], RecurrentStates | None]:
-    """Pages of each pool, padding pages included, the cache of each layer, and the states of recurrent
-    layers, in `budget` bytes with the pages of a draft model."""
-    recurrent, ranks = config.recurrent, device.collectives.size
+) -> tuple[list[int], list[tuple[Tensor, ...]], list[tuple[Tensor, ...]], RecurrentStates | None]:
+    """Pages of each pool, padding pages included, the cache of each layer, and of each of a draft model, and
+    the states of recurrent layers, in `budget` bytes."""
+    recurrent, ranks = config.recurrent, device.group_ranks.size
     state_bytes = 0
     if recurrent is not None:
         item = dtypes.activations.itemsize
@@ -222,7 +219,10 @@ def allocate_pages(
         allocate_kv(device, layer, sizes[layer.pool] * start.page_size, dtypes.kv)
         for layer in model.attentions
     ]
-    return sizes, kv, open_states(device, start, config, dtypes, pools.states + 1)
+    draft_kv = allocate_draft_kv(device, draft, start, sizes[0], dtypes)
+    if device.take_pages is not None:
+        device.take_pages(kv + draft_kv)
+    return sizes, kv, draft_kv, open_states(device, start, config, dtypes, pools.states + 1)
 
 
 def allocate_draft_kv(

@@ -18,6 +18,7 @@ from runtime.messages.media import AlignSound, Encode, EncodeRows, RowsEncoded
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CaptureUnit, CountExperts, Profile
 from runtime.messages.steps import GroupSteps, StepPlan
+from runtime.models.vision.slices import finish
 from runtime.ranks.align import align
 from runtime.ranks.encode_clock import EncodeClock
 from runtime.ranks.encoded_media import encoder_of
@@ -79,25 +80,26 @@ class TorchExecutor:
         group, drafts = self.group_replays.own, runner.drafts
         drafts_trees = drafts is not None and drafts.branches > 1
         replay, pending = self.group_replays.find(step), cast(Pending, Unreported())
+        is_adapted = runner.adapters is not None and runner.adapters.begin_step(step.plans)
         # a plan without rows copies pages: its group computes padding, if another one computes anything
         computing = GroupSteps(
             step.step, [None if plan is None or not len(plan.slots) else plan for plan in step.plans]
         )
-        groups = replace(
-            group_rows(computing, runner.device.overlap, drafts_trees=drafts_trees), replay=replay
-        )
+        groups = group_rows(computing, runner.device.overlap, drafts_trees=drafts_trees)
+        padding = [padding_plan(step.step, runner.slots.padding, count) for count in groups.tokens]
+        plans = [own or idle for own, idle in zip(computing.plans, padding, strict=True)]
+        groups = replace(groups, replay=replay, adapted=tuple(plans) if is_adapted else ())
         plan = step.plans[group]
         with torch.inference_mode():
             if computing.plans[group] is not None and plan is not None:
-                return runner.launch(plan, groups)
+                return self.encode_clock.with_time(runner.launch(plan, groups))
             if plan is not None:
-                pending = runner.launch(plan)
+                pending = runner.launch(plan, replace(groups, replay=None))
             if replay is not None:
                 launch_idle(runner, replay, step.step, groups)
             elif any(plan is not None for plan in computing.plans):
-                padding = runner.slots.padding
-                runner.launch(padding_plan(step.step, padding, groups.tokens[group]), groups)
-                runner.slots.lengths.admit([padding], [0])  # as graphs find it
+                runner.launch(padding[group], groups)
+                runner.slots.lengths.admit([runner.slots.padding], [0])  # as graphs find it
         return pending
 
     def encode(self, command: Encode) -> None:
@@ -106,7 +108,7 @@ class TorchExecutor:
         if media is None or encoder is None:
             return
         with torch.inference_mode():
-            if not command.media:
+            if not command.media and not command.until:
                 return media.encode(command, encoder)
             with self.encode_clock.running():
                 media.encode(command, encoder)
@@ -120,7 +122,7 @@ class TorchExecutor:
         media = command.media
         try:
             with torch.inference_mode():
-                rows = encoder.encode([media])[0].float().cpu()
+                rows = finish(encoder.slices([media]))[0].float().cpu()
         except (RuntimeError, ValueError, IndexError) as error:  # of an input of another shape
             log.get("ranks").warning("an input could not be encoded", shape=media.shape, exc_info=True)
             fault = f"an input of shape {media.shape} can't be encoded ({type(error).__name__})"

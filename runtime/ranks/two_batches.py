@@ -19,6 +19,7 @@ from runtime.devices.attention_rows import AttentionRows
 from runtime.devices.base import AttentionPlan, Device, ForwardBatch
 from runtime.devices.state_rows import StateRows
 from runtime.layers.parallel.context_parallel import TokenPart
+from runtime.layers.step_lora import MICRO_BATCH
 from runtime.messages.steps import StepPlan
 from runtime.models.base import Model
 from runtime.ranks.turns import Turns
@@ -129,6 +130,11 @@ def in_two(
     return replace(batch, micro_batches=(head, tail))
 
 
+def first_tokens(batch: ForwardBatch) -> tuple[int, ...]:
+    """Tokens of the first of two micro-batches; (): there is one batch."""
+    return () if batch.micro_batches is None else (len(batch.micro_batches[0].positions),)
+
+
 def with_hidden(batch: ForwardBatch, hidden: Tensor) -> ForwardBatch:
     """The batch behind the first stage of a pipeline: `hidden` [T, any] in place of embeddings, in both
     micro-batches if it has these."""
@@ -152,11 +158,17 @@ def forward_in_turns(device: Device, model: Model, batches: tuple[ForwardBatch, 
     for ranks in exchanges:
         ranks.meanwhile = turns.pass_on if ranks.size > 1 else None
     try:
-        first, second = (partial(model.forward, batch) for batch in batches)
+        first, second = partial(model.forward, batches[0]), partial(_as_second, model, batches[1])
         return torch.cat(turns.run(first, as_here(device, second)))
     finally:
         for ranks in exchanges:
             ranks.meanwhile = None
+
+
+def _as_second(model: Model, batch: ForwardBatch) -> Tensor:
+    """Hidden states of the second micro-batch, in a thread of its own."""
+    MICRO_BATCH.set(1)
+    return model.forward(batch)
 
 
 def as_here(device: Device, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -201,13 +201,16 @@ class VerifyGraphs:
         self.slots.lengths.accepted_on_device(plan.slots, self.transfers.fetch([num]))
         return Sampled(self.tokens[: count * width], None, None, num, width=width)
 
-    def launch_idle(self, shape: Shape) -> None:
+    def launch_idle(self, shape: Shape, *, is_adapted: bool) -> None:
         """Computes a step of padding, for layers that this rank's attention group shares with others."""
         packed = self.blank(shape)
         self.transfers.upload(packed.ravel(), self.packed[: packed.size])
         graphs = self.target.graphs
         lengths = np.ones(shape[0] * shape[1], np.int32) if graphs.reads_lengths else ()
-        graphs.replay(self.recorded[shape].forward, lengths)
+        recorded = self.recorded[shape]
+        graph = recorded.adapted if is_adapted else recorded.forward
+        assert graph is not None, "a step with adapters where there are none"
+        graphs.replay(graph, lengths)
 
     def _pack_updates(self, packed: np.ndarray, plan: StepPlan) -> None:
         """Puts the plan's page updates in packed inputs."""

@@ -5,6 +5,7 @@ import uvloop
 
 from runtime import log
 from runtime.http.auth import Keys
+from runtime.http.hosts import authority
 from runtime.http.server import listen, serve
 from runtime.options.groups.http import is_loopback
 from runtime.routing.app import RouterApp
@@ -25,7 +26,7 @@ async def _main(workers: Workers | Pairs, host: str, port: int, admin_key: str |
     app = RouterApp(workers, Keys(admin=admin_key, is_local=is_loopback(host)))
     sockets = listen(host, port)
     stop = anyio.Event()
-    url = f"http://{host}:{sockets[0].getsockname()[1]}"
+    url = f"http://{authority(host, sockets[0].getsockname()[1])}"
     LOG.info("listening", url=url, servers=len(workers.by_url), policy=workers.settings.policy)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(workers.watch)

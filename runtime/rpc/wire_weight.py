@@ -5,6 +5,8 @@ Units are those of http/json_weight.py: a number weighs 1, a text 4, a message 5
 protobuf: fields of a tag (number and type) and a value; texts, messages and packed numbers have a length.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
@@ -25,26 +27,37 @@ def wire_weight(data: bytes, kind: Descriptor, most: int) -> int:
         at, end, kind, depth = waiting.pop()
         if depth > MAX_DEPTH:
             raise InvalidRequest("the message has messages within messages that runtime.proto does not have")
-        while at < end:
-            tag, at = _varint(data, at, end)
-            wire = tag & 7
-            if wire == LENGTH:
-                length, at = _varint(data, at, end)
-                if length > end - at:
-                    raise _malformed()
-                field = kind.fields_by_number.get(tag >> 3)
-                if field is not None and field.message_type is not None:
-                    waiting.append((at, at + length, field.message_type, depth + 1))
-                    weight += MESSAGE
-                else:
-                    weight += TEXT if field is None else _weight_of(field, data, at, at + length)
-                at += length
-            else:
+        for number, wire, first, last in _fields(data, at, end):
+            field = kind.fields_by_number.get(number) if wire == LENGTH else None
+            if wire != LENGTH:
                 weight += NUMBER
-                at = _end_of_number(data, at, end, wire)
+            elif field is None:
+                weight += TEXT
+            elif field.message_type is None:
+                weight += _weight_of(field, data, first, last)
+            else:
+                weight += MESSAGE
+                waiting.append((first, last, field.message_type, depth + 1))
             if weight > most:
                 return weight
     return weight
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """The fields of a message in data[at:end]: number, type on the wire, and where the value begins and ends.
+    Raises InvalidRequest."""
+    while at < end:
+        tag, at = _varint(data, at, end)
+        wire = tag & 7
+        if wire == LENGTH:
+            length, at = _varint(data, at, end)
+            stop = at + length
+            if stop > end:
+                raise _malformed()
+        else:
+            stop = _end_of_number(data, at, end, wire)
+        yield tag >> 3, wire, at, stop
+        at = stop
 
 
 def _weight_of(field: FieldDescriptor, data: bytes, at: int, end: int) -> int:

@@ -54,6 +54,11 @@ class Chunking:
             self._left_s -= self.costs.prompt_s(start, count)
             self._left_tokens -= count
 
+    def spend(self, seconds: float) -> None:
+        """The step does something else for prompts that takes so long."""
+        if self._left_s is not None:
+            self._left_s -= seconds
+
     @property
     def left_s(self) -> float | None:
         """Seconds that the step that is planned has for prompts; None: any."""

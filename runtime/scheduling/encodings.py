@@ -3,6 +3,10 @@
 Ranks take commands and steps in order, so what Encode brings is there for every step that is planned after
 it, and the scheduler knows what the ranks keep without asking. A sequence needs an encoding only in steps
 that compute tokens of it: these take its rows, and one that was dropped between two such steps is made again.
+
+While sequences decode, an encoding for which one step has no time is made in slices, by one step after the
+other (encode_costs.py): the tokens that take its rows wait, and all other sequences go on. One is under way
+at a time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,8 +16,7 @@ from msgspec import Struct
 
 from runtime.cache.sequence import Sequence
 from runtime.messages.media import Encode, MediaInput, MediaRows, MediaValues
-
-LEARNS = 0.2  # weight of the latest step in the time that a row takes
+from runtime.scheduling.encode_costs import EncodeCosts, MadePart, Making
 
 
 class Kept(Struct):
@@ -21,47 +24,65 @@ class Kept(Struct):
 
     id: int
     num_rows: int
-    step: int  # the latest that takes rows of it
+    step: int  # the latest that takes rows of it, or waits for them
+    making: Making | None = None  # None: it is complete
+
+
+class EncodingConfig(Struct, frozen=True, kw_only=True):
+    """What is known of a model's encodings."""
+
+    max_rows: int  # that the ranks keep
+    # tokens of an image attend to those behind them in it, so no step ends within one. A step may begin
+    # within one, where the tokens before it are cached: they have attended to the rest
+    keeps_whole: bool = False
+    is_cut: bool = True  # the encoder stops between its layers: an encoding may be made by several steps
 
 
 Key = tuple[str, bytes]  # namespace of the prefix cache, and MediaInput.digest
 
 
 class Encodings:
-    """The encodings that the ranks keep: up to `max_rows` rows, of which those are dropped first whose use is
-    longest ago. A step may use more than that: then it uses one encoding alone.
+    """The encodings that the ranks keep: up to `max_rows` of the configuration, of which those are dropped
+    first whose use is longest ago. A step may use more than that: then it uses one encoding alone.
 
     Requests share an encoding where they share pages: within a namespace.
     """
 
-    def __init__(self, max_rows: int, *, keeps_whole: bool = False) -> None:
-        """`keeps_whole`: tokens of an image attend to those behind them in it, so no step ends within one. A
-        step may begin within one, where the tokens before it are cached: they have attended to the rest."""
-        self.keeps_whole = keeps_whole
-        self.max_rows = max_rows
+    def __init__(self, config: EncodingConfig) -> None:
+        self.config = config
         self.num_rows = 0
         self.num_encoded = 0  # encodings that were made
         self.num_reused = 0  # encodings that sequences found made
-        # seconds of the encoder that the planned step has; one encoding may take longer. None: any
-        self.most_s: float | None = None
-        self._row_s = 0.0  # seconds that a row takes, as measured
+        self.planned_s = 0.0  # what the planned step encodes is expected to take
+        self.costs = EncodeCosts()
+        self._bound_s: float | None = None  # for encodings of the planned step; None: any
         self._kept: dict[Key, Kept] = {}  # the least recently used first
+        self._under_way: tuple[Key, Sequence] | None = None  # what is made in slices, and for whom
         self._next_id = 0
         self._step = 0
-        self._made: list[tuple[Sequence, int]] = []  # for whom this step encodes, and how many rows
+        self._made: list[MadePart] = []  # what this step encodes
         self._dropped: list[int] = []
         self._new: list[MediaValues] = []
+        self._until: dict[int, float] = {}  # as in Encode
 
     def begin(self) -> None:
-        """A step is about to be planned."""
+        """A step is about to be planned. What was under way for a sequence that ended, or gave way, is
+        dropped."""
         self._step += 1
-        self._made, self.most_s = [], None
+        self._made, self._bound_s, self.planned_s = [], None, 0.0
+        if self._under_way is not None and self._under_way[1].slot < 0:
+            self._drop(self._under_way[0])
+
+    def bound(self, seconds: float) -> None:
+        """The step that is planned has so many seconds for encodings: some sequences decode in it."""
+        self._bound_s = seconds
 
     def cut(self, sequence: Sequence, start: int, count: int, most: int) -> int:
         """How many of `count` tokens of a sequence, from `start` on, this step may compute: those before the
-        first encoding for which there is no room, or no time, beside the others. Those that the tokens need
-        are there for the step. Where images are kept whole it may be up to `most` for a whole one."""
-        if self.keeps_whole:
+        first encoding that is not complete then, or for which there is no room beside the others. Those that
+        the tokens need are there for the step. Where images are kept whole it may be up to `most` for a whole
+        one."""
+        if self.config.keeps_whole:
             count = whole_images(sequence.request.media, start, count, most)
         for media in reached(sequence, start, start + count):
             if not self._take(sequence, media):
@@ -81,19 +102,19 @@ class Encodings:
 
     def take_command(self) -> Encode | None:
         """What the ranks must do before the planned step; None: nothing."""
-        if not self._new and not self._dropped:
+        if not self._new and not self._dropped and not self._until:
             return None
-        command = Encode(dropped=self._dropped, media=self._new)
-        self._dropped, self._new = [], []
+        command = Encode(dropped=self._dropped, media=self._new, until=self._until)
+        self._dropped, self._new, self._until = [], [], {}
         return command
 
-    def learn(self, num_rows: int, encode_s: float) -> None:
-        """Encoding so many rows took so many seconds."""
-        row_s = encode_s / num_rows
-        self._row_s = row_s if not self._row_s else self._row_s + LEARNS * (row_s - self._row_s)
+    def take_dropped(self) -> Encode | None:
+        """What the ranks should free although no step is planned; None: nothing."""
+        dropped, self._dropped = self._dropped, []
+        return Encode(dropped=dropped, media=[]) if dropped else None
 
-    def take_made(self) -> list[tuple[Sequence, int]]:
-        """The sequences for which the planned step encodes something, and its rows."""
+    def take_made(self) -> list[MadePart]:
+        """What the planned step encodes."""
         made, self._made = self._made, []
         return made
 
@@ -101,72 +122,111 @@ class Encodings:
         """The id of an encoding that the ranks keep, or will have before any later command; None: there is
         none."""
         kept = self._kept.get((namespace, digest))
-        return None if kept is None else kept.id
+        return None if kept is None or kept.making is not None else kept.id
 
     def restart(self) -> None:
         """The ranks died, and all that they kept is gone."""
-        self._kept, self.num_rows = {}, 0
-        self._dropped, self._new = [], []
+        self._kept, self.num_rows, self._under_way = {}, 0, None
+        self._dropped, self._new, self._until = [], [], {}
 
     def _take(self, sequence: Sequence, media: MediaInput) -> bool:
-        """The step that is planned uses an encoding. False: there is no room for it."""
+        """The step that is planned wants an encoding. False: there is no room for it, or it is not complete
+        yet."""
         key = sequence.request.namespace, media.digest
-        kept = self._kept.pop(key, None)
+        kept = self._kept.get(key) or self._begin(sequence, media, key)
         if kept is None:
-            size = len(media.positions)
-            if self._is_late(size) or not self._make_room(size):
-                return False
-            kept = Kept(self._next_id, size, self._step)
-            self._next_id += 1
-            self.num_rows += size
-            self.num_encoded += 1
-            sequence.num_encoded += 1
-            self._made.append((sequence, size))
-            self._new.append(
-                MediaValues(
-                    id=kept.id,
-                    values=media.values.ravel(),
-                    shape=media.values.shape,
-                    grid=media.grid,
-                    num_rows=size,
-                )
-            )
-        elif kept.step != self._step:
+            return False
+        if kept.making is None and kept.step != self._step:
             self.num_reused += 1
+        elif kept.making is not None:
+            self._under_way = key, sequence
+            if kept.step != self._step:
+                self._make(kept, key, sequence, self._part(kept.making))
         kept.step = self._step
-        self._kept[key] = kept
-        return True
+        self._kept[key] = self._kept.pop(key)
+        return kept.making is None
 
-    def _is_late(self, size: int) -> bool:
-        """Whether the planned step, which encodes something already, has no time for `size` more rows."""
-        rows = sum([made for _, made in self._made])
-        return self.most_s is not None and rows > 0 and (rows + size) * self._row_s > self.most_s
+    def _begin(self, sequence: Sequence, media: MediaInput, key: Key) -> Kept | None:
+        """Begins to make an encoding. None: there is no room for it, or no time."""
+        making = Making(media.kind, len(media.positions))
+        part = self._part(making)
+        is_later = part < 1 and self._under_way is not None
+        if part == 0 or is_later or not self._make_room(making.num_rows):
+            return None
+        kept = Kept(self._next_id, making.num_rows, self._step, making)
+        self._kept[key] = kept
+        self._next_id += 1
+        self.num_rows += making.num_rows
+        self.num_encoded += 1
+        sequence.num_encoded += 1
+        self._new.append(
+            MediaValues(
+                id=kept.id,
+                values=media.values.ravel(),
+                shape=media.values.shape,
+                grid=media.grid,
+                num_rows=making.num_rows,
+            )
+        )
+        self._make(kept, key, sequence, part)
+        return kept
+
+    def _part(self, making: Making) -> float:
+        """How much of an encoding the planned step makes, as a part of the whole."""
+        rest, is_first = 1 - making.planned, not self._made
+        if self._bound_s is None:
+            return rest
+        left_s = max(self._bound_s - self.planned_s, 0.0)
+        part = self.costs.part_within(making, left_s, is_first=is_first)
+        if self.config.is_cut or part == rest:
+            return part
+        return rest if is_first else 0.0
+
+    def _make(self, kept: Kept, key: Key, sequence: Sequence, part: float) -> None:
+        """The planned step makes a part of an encoding, perhaps none."""
+        making = kept.making
+        assert making is not None, "an encoding that is complete"
+        if not part:
+            return
+        is_complete = part == 1 - making.planned
+        self._made.append(MadePart(sequence, making, part))
+        self.planned_s += part * (self.costs.expected_s(making) or 0.0)
+        if making.planned or not is_complete:
+            self._until[kept.id] = 1.0 if is_complete else making.planned + part
+        making.planned = 1.0 if is_complete else making.planned + part
+        kept.making = None if is_complete else making
+        if not is_complete:
+            self._under_way = key, sequence
+        elif self._under_way is not None and self._under_way[0] == key:
+            self._under_way = None
 
     def _make_room(self, size: int) -> bool:
         """Drops encodings that this step does not use until `size` more rows fit, or nothing is left."""
-        while self.num_rows + size > self.max_rows and self._kept:
+        while self.num_rows + size > self.config.max_rows and self._kept:
             key, oldest = next(iter(self._kept.items()))
             if oldest.step == self._step:
                 return False
-            del self._kept[key]
-            self.num_rows -= oldest.num_rows
-            waiting = [one for one in self._new if one.id != oldest.id]
-            if len(waiting) == len(self._new):
-                self._dropped.append(oldest.id)
-            self._new = waiting  # what was not sent yet need not be dropped
+            self._drop(key)
         return True
 
+    def _drop(self, key: Key) -> None:
+        """The ranks keep an encoding no more."""
+        kept = self._kept.pop(key)
+        self.num_rows -= kept.num_rows
+        self._until.pop(kept.id, None)
+        waiting = [one for one in self._new if one.id != kept.id]
+        if len(waiting) == len(self._new):
+            self._dropped.append(kept.id)
+        self._new = waiting  # what was not sent yet need not be dropped
+        if self._under_way is not None and self._under_way[0] == key:
+            self._under_way = None
 
-def encode_for_step(encodings: Encodings | None) -> Encode | None:
-    """What the ranks encode before the step that was planned last; None: nothing."""
-    return None if encodings is None else encodings.take_command()
 
-
-def charge(made: list[tuple[Sequence, int]], encode_s: float) -> None:
+def charge(made: list[MadePart], encode_s: float) -> None:
     """Shares the encoder's seconds of a step out among the sequences for which it has encoded, by rows."""
-    num_rows = sum([rows for _, rows in made])
-    for sequence, rows in made:
-        sequence.encode_s += encode_s * rows / num_rows
+    num_rows = sum([one.rows for one in made])
+    for one in made:
+        one.sequence.encode_s += encode_s * one.rows / num_rows
 
 
 def encoded_for(sequences: Iterable[Sequence]) -> dict[int, tuple[int, float]]:

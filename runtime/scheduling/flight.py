@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from runtime.cache.sequence import Sequence
 from runtime.scheduling.drafts import Verified
+from runtime.scheduling.encode_costs import MadePart
 from runtime.scheduling.hidden_states import Part
 from runtime.scheduling.logprobs import PromptPart
 from runtime.scheduling.step_costs import Work
@@ -23,8 +24,12 @@ class Flight(Struct, frozen=True):
     routed: list[Part] = []  # the same of routed experts
     verified: list[Verified] = []
     num_drafts: int | None = None  # to be verified, in a step of nothing else; None: other steps
-    # for whom images, videos and sounds are encoded before it, and how many rows
-    encoded: list[tuple[Sequence, int]] = []
+    encoded: list[MadePart] = []  # what is made before it of encodings of images, videos and sounds
+
+    @property
+    def concerned(self) -> list[Sequence]:
+        """The sequences for which ranks do anything in this step."""
+        return self.computed + [one.sequence for one in self.encoded]
 
 
 class Fill(Struct):

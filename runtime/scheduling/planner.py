@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from runtime.cache.sequence import Sequence
 from runtime.messages.requests import CacheSources
-from runtime.messages.steps import StepPlan
+from runtime.messages.steps import PageCopies, StepPlan
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.chunking import Chunking
 from runtime.scheduling.delayer import Delayer, JointDelayer, replica_of
@@ -12,17 +12,16 @@ from runtime.scheduling.diffusion.algorithms import Diffusion
 from runtime.scheduling.diffusion.block_planner import BlockPlanner
 from runtime.scheduling.draft_planner import DraftPlanner
 from runtime.scheduling.drafts import Draft, Drafter, planned
+from runtime.scheduling.encode_costs import BOUND_SHARE, ENCODE_S
 from runtime.scheduling.encodings import Encodings
+from runtime.scheduling.extend_planner import ExtendPlanner
 from runtime.scheduling.flight import Fill, Flight
 from runtime.scheduling.hidden_states import TokenReports
 from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.micro_batches import MicroBatches
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.step_builder import StepBuilder
-from runtime.scheduling.step_costs import Work
 from runtime.scheduling.totals import Totals
-
-LONG_STEPS = 4  # a prompt that would fill so many steps alone is long: it leaves room for others
 
 ONE_BATCH = MicroBatches()
 
@@ -62,6 +61,7 @@ class Planner:
         is_equal, bound_s = admission.has_dynamic_chunks, admission.max_step_s
         chunking = Chunking(roster.cache.page_size, bound_s=bound_s, is_equal=is_equal)
         self.chunking = chunking if is_equal or bound_s else None
+        self.extends = ExtendPlanner(roster, admission, self.chunking, encodings, samples=diffusion is None)
         self.delayer: Delayer | JointDelayer | None = (
             Delayer(admission.delay_steps, admission.delay_watermark, on_admit=on_delayed)
             if admission.delay_steps
@@ -75,16 +75,8 @@ class Planner:
     def plan(self) -> tuple[StepPlan, Flight] | None:
         """The next step, or None when there is nothing to compute and nothing to move now."""
         roster = self.roster
-        roster.begin()
-        roster.cache.host.begin()
-        roster.lora_slots.release(roster.waiting)
-        if roster.waiting.has_ready:
-            roster.waiting.turn += 1
-            if roster.has_levels:
-                self._make_way()
+        self._begin()
         builder = StepBuilder(self.encodings, None if self.blocks is None else self.blocks.sampling)
-        if self.encodings is not None:
-            self.encodings.begin()
         parts: dict[int, PromptPart] = {}
         if self.blocks is None:
             self._decode(builder)
@@ -101,25 +93,13 @@ class Planner:
         state_copies = None if states is None else states.take(builder.state_slots, step)
         if not builder.sequences and page_copies is None and state_copies is None:
             return None
-        self.totals.steps = step
-        if self.micro_batches.count > 1:
-            for sequence in builder.sampled:
-                sequence.sampled_at = step
-        if builder.num_known:
-            self.totals.prompt_steps += 1
-            self.totals.known_tokens += builder.num_known
-        elif builder.verified:
-            self.totals.verify_steps += 1
-        if page_copies is not None:
-            self.totals.saved_pages += len(page_copies.save_pages) + len(page_copies.computed_pages)
-        if roster.shares.is_on and builder.sequences:
-            roster.shares.charge_decodes()
+        self._count(step, builder, page_copies)
         flight = Flight(
             step,
             builder.sequences,
             builder.sampled,
             parts,
-            self._work(builder),
+            builder.work() if self.chunking is not None and builder.sequences else None,
             self.hidden.expect(builder.hidden.rows),
             self.experts.expect(builder.experts.rows),
             builder.verified,
@@ -129,6 +109,36 @@ class Planner:
         follows = self.drafts.follows(builder)
         plan = builder.build(step, page_copies, state_copies, roster.lora_slots.take(), follows=follows)
         return plan, flight
+
+    def _begin(self) -> None:
+        """A step is about to be planned."""
+        roster = self.roster
+        roster.begin()
+        roster.cache.host.begin()
+        roster.lora_slots.release(roster.waiting)
+        if roster.waiting.has_ready:
+            roster.waiting.turn += 1
+            if roster.has_levels:
+                self._make_way()
+        if self.encodings is not None:
+            self.encodings.begin()
+
+    def _count(self, step: int, builder: StepBuilder, page_copies: PageCopies | None) -> None:
+        """The step is taken: it counts in the totals, and for those who share the server."""
+        totals, shares = self.totals, self.roster.shares
+        totals.steps = step
+        if self.micro_batches.count > 1:
+            for sequence in builder.sampled:
+                sequence.sampled_at = step
+        if builder.num_known:
+            totals.prompt_steps += 1
+            totals.known_tokens += builder.num_known
+        elif builder.verified:
+            totals.verify_steps += 1
+        if page_copies is not None:
+            totals.saved_pages += len(page_copies.save_pages) + len(page_copies.computed_pages)
+        if shares.is_on and builder.sequences:
+            shares.charge_decodes()
 
     def _decode(self, builder: StepBuilder) -> None:
         """A row for each decoding sequence that may still grow, with drafts where there are some; when pages
@@ -255,19 +265,26 @@ class Planner:
         fill = Fill(size, int(size * admission.long_share) if has_others else size, {})
         if self.chunking is not None:
             self.chunking.begin(builder.work())
-            if self.encodings is not None:
-                self.encodings.most_s = self.chunking.left_s
+        if self.encodings is not None and builder.sequences and admission.has_chunks:
+            left_s = None if self.chunking is None else self.chunking.left_s
+            self.encodings.bound(ENCODE_S if left_s is None else left_s * BOUND_SHARE)
         for sequence in roster.extending:
-            self._extend(sequence, fill)
+            self.extends.extend(sequence, fill)
         decodes = bool(builder.sequences)
         if is_due and (self.delayer is None or fill.rows or self._may_start(self.delayer, decodes=decodes)):
             self._admit(fill, builder)
         if fill.left and has_others:
             fill.long_left = fill.left
             for sequence in roster.extending:
-                self._extend(sequence, fill)
+                self.extends.extend(sequence, fill)
         elif has_others and not fill.long_left:
             self.totals.held_back += 1
+        self._add_extends(fill, builder, parts)
+        roster.promote()
+
+    def _add_extends(self, fill: Fill, builder: StepBuilder, parts: dict[int, PromptPart]) -> None:
+        """A row for each sequence of `fill`, and what counts its tokens."""
+        roster = self.roster
         for sequence, start in fill.rows.values():
             count = sequence.computed_len - start
             builder.add_extend(sequence, start, count)
@@ -278,7 +295,6 @@ class Planner:
             roster.shares.charge(sequence.request.tenant, count)
             if sequence.wants_prompt_logprobs:
                 parts[sequence.slot] = self.prompts.expect(sequence, start, count)
-        roster.promote()
 
     def _may_start(self, delayer: Delayer | JointDelayer, *, decodes: bool) -> bool:
         """Whether newcomers start now, or wait for more of them."""
@@ -314,7 +330,7 @@ class Planner:
                 self.totals.loaded_tokens += sequence.loaded_len
             builder.admit(sequence, self.eos_ids, roster.lora_slots.index(sequence))
             self._last_admission = self.totals.steps + 1
-            self._extend(sequence, fill)
+            self.extends.extend(sequence, fill)
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Asks again when a sequence has left, or after a few steps: the answer may cost a look at all that
@@ -326,54 +342,3 @@ class Planner:
             return True
         self._no_room = state
         return False
-
-    def _extend(self, sequence: Sequence, fill: Fill) -> None:
-        """Plans as many of its known tokens as the step has left for it."""
-        start = sequence.computed_len
-        known = sequence.extend_len
-        begun = fill.rows.get(sequence.id)
-        if start == known or (begun is None and len(fill.rows) == self.admission.max_prompts):
-            return
-        is_long = known - start > LONG_STEPS * self.admission.max_step_tokens
-        room = min(fill.left, fill.long_left) if is_long else fill.left
-        if self.chunking is not None:
-            if fill.rows and self.chunking.is_full:
-                return
-            first = start if begun is None else begun[1]
-            room = min(room, self.chunking.size(first, self.admission.max_step_tokens) - (start - first))
-            room = self.chunking.room(start, room)
-        window, most = self.roster.cache.window, known - start
-        if window is not None:
-            if begun is None:  # else tokens of this step still see what they have seen
-                window.slide(sequence)
-            most = min(most, window.reach(sequence) - start)
-        embeds = sequence.request.embeds
-        if embeds is not None and start < sequence.prompt_len and self.admission.has_chunks:
-            room = min(room, fill.embeds_left // embeds.shape[1])
-        count = min(room, most)
-        if self.encodings is not None and sequence.request.media and count > 0:
-            count = self.encodings.cut(sequence, start, count, count if fill.rows else most)
-        if count > 0 and (states := self.roster.cache.states) is not None:
-            count = states.cut(sequence, count, is_begun=begun is not None)
-        count -= count % sequence.block_size
-        if count <= 0:
-            return
-        if self.chunking is not None:
-            self.chunking.take(start, count)
-        fill.left = max(fill.left - count, 0)  # a whole image may be more
-        if embeds is not None:
-            fill.embeds_left -= min(count, max(sequence.prompt_len - start, 0)) * embeds.shape[1]
-        if is_long:
-            fill.long_left -= count
-        fill.rows.setdefault(sequence.id, (sequence, start))
-        sequence.computed_len = start + count
-        if window is not None:
-            window.extend(sequence)
-        if sequence.computed_len == known and self.blocks is None:
-            sequence.in_flight += 1
-            if known == sequence.prompt_len and sequence.request.params.n > 1 and not sequence.index:
-                self.roster.follow(sequence)
-        self.roster.cache.publish(sequence)
-
-    def _work(self, builder: StepBuilder) -> Work | None:
-        return builder.work() if self.chunking is not None and builder.sequences else None

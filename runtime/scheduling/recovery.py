@@ -43,7 +43,7 @@ class Recovery:
     def died(self, flights: Iterable[Flight], *, is_alone: bool = True) -> str | None:
         """The ranks died with these steps in flight, and with no others if this `is_alone`; the roster is as
         it was then. -> the request that is guilty, if that is known now"""
-        sequences = {s.id: s for flight in flights for s in flight.computed}.values()
+        sequences = {s.id: s for flight in flights for s in flight.concerned}.values()
         if not sequences:
             return None
         in_flight = list(dict.fromkeys(s.request.id for s in sequences))
@@ -73,7 +73,7 @@ class Recovery:
         for sequence in [*roster.extending, *roster.decoding]:
             if sequence.request.id not in trial:
                 self._planner.put_back(sequence)
-        return all(s.request.id in trial for flight in flights for s in flight.computed)
+        return all(s.request.id in trial for flight in flights for s in flight.concerned)
 
     def _pass_if_free(self, request_id: str) -> None:
         """A request has passed when none of its sequences is before its mark."""

@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig, KVCache
 from runtime.cache.sequence import Sequence
+from runtime.messages.media import Encode
 from runtime.messages.requests import FinishReason, Request
 from runtime.messages.scheduler import Ended, Refused, StepTokens
 from runtime.messages.steps import Failing, StepPlan, StepResult
@@ -24,7 +25,7 @@ from runtime.scheduling.admission import Admission
 from runtime.scheduling.deadlines import Deadlines, Limit
 from runtime.scheduling.diffusion.algorithms import Diffusion
 from runtime.scheduling.drafts import Drafter
-from runtime.scheduling.encodings import Encodings, charge, encoded_for
+from runtime.scheduling.encodings import EncodingConfig, Encodings, charge, encoded_for
 from runtime.scheduling.flight import Flight
 from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.micro_batches import MicroBatches
@@ -58,8 +59,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     reserved_tokens: int = 0  # kept free for each running sequence at least, if it may take them
     limit: Limit = Limit()  # in time
     lora_slots: LoraSlotConfig = LoraSlotConfig()  # of adapters
-    max_encoded_rows: int | None = None  # of images, that the ranks keep; None: the model takes text alone
-    keeps_images_whole: bool = False  # no step ends within an image
+    encodings: EncodingConfig | None = None  # of images and sounds; None: the model takes text alone
     diffusion: Diffusion | None = None  # None: the model samples one token after the other
     replica: int = 0  # index of this scheduler's replica
     num_replicas: int = 1  # sequence ids are unique across replicas: id % num_replicas is the replica's index
@@ -122,9 +122,7 @@ class Scheduler:
             on_delayed=on_delayed,
             drafter=drafter,
             micro_batches=config.micro_batches,
-            encodings=None
-            if config.max_encoded_rows is None
-            else Encodings(config.max_encoded_rows, keeps_whole=config.keeps_images_whole),
+            encodings=None if config.encodings is None else Encodings(config.encodings),
             diffusion=config.diffusion,
         )
         self.results = ResultTokens(self.planner.drafts, self._end)
@@ -221,16 +219,7 @@ class Scheduler:
         ended"""
         flight = self.flights.popleft()
         assert flight.step == result.step, f"result of step {result.step} where {flight.step} was due"
-        if flight.work is not None and self.planner.chunking is not None:
-            self.planner.chunking.learn(flight.work, result.compute_s)
-        if flight.num_drafts is not None:
-            self.planner.drafts.learn(len(flight.computed), flight.num_drafts, result.compute_s)
-        else:
-            self.planner.drafts.passed(result.compute_s)
-        if flight.encoded:
-            charge(flight.encoded, result.encode_s)
-            if (encodings := self.planner.encodings) is not None:
-                encodings.learn(sum([rows for _, rows in flight.encoded]), result.encode_s)
+        _learn(self.planner, flight, result)
         self.last_step = flight.step
         if self.cache.host.is_on:
             self.cache.host.confirm(flight.step)
@@ -255,10 +244,7 @@ class Scheduler:
             self.results.take_verified(flight, result, step)
         else:
             self.results.take(flight, result, step)
-        for drafted, accepted in step.verified.values():
-            self.totals.verified_rows += 1
-            self.totals.drafted_tokens += drafted
-            self.totals.accepted_drafts += accepted
+        self.totals.add_verified(step.verified.values())
         if self.recovery.marks:
             self.recovery.advance(flight.sampled)
         self.generated_tokens += len(step.token_ids) + sum(map(len, step.more.values()))
@@ -355,3 +341,25 @@ class Scheduler:
         ended.append(
             Ended(sequence.id, reason, matched, max(sequence.first_cached_len, 0), sequence.first_sources)
         )
+
+
+def encode_for_step(scheduler: Scheduler, plan: StepPlan | None) -> Encode | None:
+    """What the ranks encode before the step that was planned last, or free without one; None: nothing."""
+    encodings = scheduler.planner.encodings
+    if encodings is None or scheduler.is_suspended:
+        return None
+    return encodings.take_dropped() if plan is None else encodings.take_command()
+
+
+def _learn(planner: Planner, flight: Flight, result: StepResult) -> None:
+    """The step's seconds tell what later ones will take: chunks, drafts and encodings."""
+    if flight.work is not None and planner.chunking is not None and not flight.encoded:
+        planner.chunking.learn(flight.work, result.compute_s)
+    if flight.num_drafts is not None and not flight.encoded:
+        planner.drafts.learn(len(flight.computed), flight.num_drafts, result.compute_s)
+    else:
+        planner.drafts.passed(result.compute_s)
+    if flight.encoded:
+        charge(flight.encoded, result.encode_s)
+        if planner.encodings is not None:
+            planner.encodings.costs.learn(flight.encoded, result.encode_s)

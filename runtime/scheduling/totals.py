@@ -1,5 +1,7 @@
 """Counts of what was planned, and of what became of it."""
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 
@@ -20,3 +22,10 @@ class Totals(Struct):
     verified_rows: int = 0  # rows whose drafts were verified; those of ended sequences are left out
     drafted_tokens: int = 0  # their drafts
     accepted_drafts: int = 0
+
+    def add_verified(self, rows: Iterable[tuple[int, int]]) -> None:
+        """Rows were verified, of so many drafts and accepted ones each."""
+        for drafted, accepted in rows:
+            self.verified_rows += 1
+            self.drafted_tokens += drafted
+            self.accepted_drafts += accepted

@@ -1,16 +1,16 @@
 """The side of a server with --encoder-only: encodes what other servers send, over the connections of
 wire.py."""
 
-import asyncio
 import math
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import monotonic
 
 import anyio
 import numpy as np
 from anyio import CapacityLimiter
-from anyio.abc import TaskStatus
+from anyio.abc import TaskGroup, TaskStatus
 from msgspec import Struct
 from msgspec.msgpack import Decoder
 
@@ -18,7 +18,8 @@ from runtime import log
 from runtime.errors import LinkError, RequestError
 from runtime.messages.media import MediaValues
 from runtime.messages.transfer import EncodeAsk, Encoded, Refused, Waiting
-from runtime.transfer.service import BEAT_S, IDLE_S, MAX_CONNECTIONS, listen
+from runtime.transfer.listening import MAX_CONNECTIONS, accept_connections, listen
+from runtime.transfer.service import BEAT_S, IDLE_S
 from runtime.transfer.wire import MOVES, Wire, accept
 
 LOG = log.get("encoders")
@@ -49,33 +50,27 @@ class EncoderService:
     async def run(self, host: str, port: int, *, task_status: TaskStatus[int]) -> None:
         """Serves until cancelled; reports the port. Raises StartError."""
         listener = listen(host, port)
-        loop = asyncio.get_running_loop()
         try:
             task_status.started(listener.getsockname()[1])
             async with anyio.create_task_group() as tasks:
-                while True:
-                    try:
-                        connection, _ = await loop.sock_accept(listener)
-                    except OSError as error:  # too many open files: others have to end first
-                        LOG.warning("a connection could not be accepted", error=str(error))
-                        await anyio.sleep(0.1)
-                        continue
-                    if self.counts.connections >= MAX_CONNECTIONS:
-                        connection.close()
-                        continue
-                    self.counts.connections += 1
-                    tasks.start_soon(self._serve, connection)
+                await accept_connections(listener, partial(self._begin, tasks))
         finally:
             listener.close()
 
-    async def _serve(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
+    def _begin(self, tasks: TaskGroup, connection: socket.socket, peer: str) -> None:
+        if self.counts.connections >= MAX_CONNECTIONS:
+            connection.close()
+            return
+        self.counts.connections += 1
+        tasks.start_soon(self._serve, connection, peer)
+
+    async def _serve(self, connection: socket.socket, peer: str) -> None:
         try:
             wire = await accept(connection, self._key, self._threads)
             while True:
                 await self._answer(wire, await wire.receive(QUESTIONS, IDLE_S))
         except (LinkError, OSError) as error:
-            LOG.debug("a connection ended", reason=str(error))
+            LOG.debug("a connection ended", peer=peer, reason=str(error))
         finally:
             connection.close()
             self.counts.connections -= 1

@@ -5,8 +5,8 @@ prompt, in portions, as soon as they are in host memory: while later parts of a 
 earlier ones are on their way, and while the later layers of a step are, its earlier ones.
 """
 
-import asyncio
 import socket
+from functools import partial
 from itertools import accumulate
 from time import monotonic
 
@@ -18,7 +18,7 @@ from msgspec.msgpack import Decoder
 
 from runtime import log
 from runtime.cache.storage_connector import KEY_BYTES, Pin, StatePin
-from runtime.errors import LinkError, StartError
+from runtime.errors import LinkError
 from runtime.messages.transfer import (
     Ask,
     Dropped,
@@ -38,6 +38,7 @@ from runtime.messages.transfer import (
     Waiting,
 )
 from runtime.transfer.layout import RankPages
+from runtime.transfer.listening import MAX_CONNECTIONS, accept_connections, listen, listen_locally
 from runtime.transfer.rooms import Reader, Room, Rooms, Saving
 from runtime.transfer.transports import TCP, Transport
 from runtime.transfer.wire import MOVES, Wire, accept
@@ -48,7 +49,6 @@ BEAT_S = 2.0  # between two notices that pages are still to come
 TAKE_S = 60.0  # within which the other side must have read what lies in memory
 ROOM_S = 10.0  # within which the request of a room must come, once it was asked for
 PORTION_BYTES = 16 << 20  # of pages behind one message
-MAX_CONNECTIONS = 1024
 QUESTIONS = Decoder(Ask)
 TAKEN = Decoder(Taken)
 OTHER_MODEL = "it has another model, other weights, or other options that decide about keys and values"
@@ -86,22 +86,10 @@ class PageService:
             task_status.started(number)
             async with anyio.create_task_group() as tasks:
                 for one in listeners:
-                    tasks.start_soon(self._listen, one, tasks)
+                    tasks.start_soon(accept_connections, one, partial(self._begin, tasks))
         finally:
             for one in listeners:
                 one.close()
-
-    async def _listen(self, listener: socket.socket, tasks: TaskGroup) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, address = await loop.sock_accept(listener)
-            except OSError as error:  # too many open files: others have to end first
-                LOG.warning("a connection could not be accepted", error=str(error))
-                await anyio.sleep(0.1)
-                continue
-            peer = "this machine" if connection.family == socket.AF_UNIX else str(address[0])
-            self._begin(tasks, connection, peer)
 
     def _begin(self, tasks: TaskGroup, connection: socket.socket, peer: str) -> None:
         if self.sent.connections >= MAX_CONNECTIONS:
@@ -111,7 +99,6 @@ class PageService:
         tasks.start_soon(self._serve, connection, peer)
 
     async def _serve(self, connection: socket.socket, peer: str) -> None:
-        connection.setblocking(False)
         try:
             wire = await accept(connection, self._key, self._threads)
             while True:
@@ -299,43 +286,3 @@ async def _send_sections(out: _Out, saving: Saving, beat: _Beat, first: _FirstTo
         return False
     finally:
         saving.release()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections. Raises StartError."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(MAX_CONNECTIONS)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise StartError(
-            f"--disaggregation-bootstrap-port {port} can't be listened on at {host} "
-            f"({error.strerror or error}); give another one, or 0 for a free one"
-        ) from None
-    listener.setblocking(False)
-    return listener
-
-
-def listen_locally(name: bytes) -> socket.socket:
-    """A socket that takes connections from this machine under an abstract name (unix(7)). Raises
-    StartError."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(name)
-        listener.listen(MAX_CONNECTIONS)
-    except OSError as error:
-        listener.close()
-        raise StartError(
-            f"--disaggregation-transfer-backend shm: {name.decode()!r} can't be listened on "
-            f"({error.strerror}); give another --disaggregation-bootstrap-port"
-        ) from None
-    listener.setblocking(False)
-    return listener

@@ -7,152 +7,13 @@ import torch_npu
 
 from runtime.devices.ascend.device import open_device as open_npu
 from runtime.devices.cpu.device import open_device as open_cpu
-from runtime.layers.weight import named_weights
-from runtime.messages.media import MediaValues
-from runtime.models.config.audio_config import QwenAudioEncoder
-from runtime.models.config.clip_config import ClipTower
-from runtime.models.config.gemma_vision_config import Gemma3Encoder
-from runtime.models.config.internvl_config import InternVlEncoder
-from runtime.models.config.kimi_vision_config import KimiEncoder
-from runtime.models.config.llama4_vision_config import Llama4Encoder
-from runtime.models.config.media_config import LlavaEncoder, MediaConfig
-from runtime.models.config.pixtral_config import PixtralEncoder
-from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder
-from runtime.models.config.qwen_vl_config import QwenVlEncoder
-from runtime.models.config.siglip_config import SiglipEncoder
 from runtime.models.vision.open_encoder import open_encoder
+from runtime.models.vision.slices import finish
 from tests.devices.drive import start_rank
+from tests.devices.towers import give_weights, media_of
+from tests.models.towers import TOWERS
 
 pytestmark = [pytest.mark.ascend, pytest.mark.lenient]
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 2}
-CLIP = ClipTower(**SIZES, image_size=28, patch_size=7, eps=1e-5, activation="quick_gelu")
-WINDOWS = {"is_gated": True, "window_patches": 4, "full_layers": (1,), "activation": "silu"}
-# a configuration, and the shape and the grid of one of its files
-TOWERS: dict[str, tuple[MediaConfig, tuple[int, ...], tuple[int, int, int]]] = {
-    "clip": (
-        LlavaEncoder(
-            placeholder_id=0, tower=CLIP, output_size=64, activation="gelu", has_bias=True, keeps_class=False
-        ),
-        (3, 28, 28),
-        (1, 1, 1),
-    ),
-    "windows": (
-        QwenVlEncoder(
-            **SIZES,
-            placeholder_id=0,
-            video_placeholder_id=1,
-            patch_size=4,
-            num_frames=2,
-            merge_size=2,
-            output_size=64,
-            **WINDOWS,
-        ),
-        (48, 3, 4, 4),
-        (1, 6, 8),
-    ),
-    "kimi": (
-        KimiEncoder(
-            **SIZES,
-            placeholder_id=0,
-            patch_size=4,
-            table_side=5,
-            merge_size=2,
-            theta=10000.0,
-            activation="gelu_pytorch_tanh",
-            projector_eps=1e-5,
-            output_size=64,
-        ),
-        (24, 3, 4, 4),
-        (1, 4, 6),
-    ),
-    "llama 4": (
-        Llama4Encoder(
-            **SIZES,
-            row_id=0,
-            image_size=16,
-            patch_size=4,
-            theta=10000.0,
-            merge_size=2,
-            adapter_size=40,
-            adapter_output=48,
-            output_size=64,
-        ),
-        (3, 3, 16, 16),
-        (1, 1, 1),
-    ),
-    "pixtral": (
-        PixtralEncoder(
-            **SIZES,
-            placeholder_id=0,
-            patch_size=4,
-            theta=10000.0,
-            activation="silu",
-            projector_activation="gelu",
-            has_bias=False,
-            merge_size=2,
-            merger_eps=1e-5,
-            output_size=64,
-        ),
-        (3, 16, 24),
-        (1, 1, 1),
-    ),
-    "internvl": (
-        InternVlEncoder(
-            **SIZES,
-            placeholder_id=0,
-            image_size=16,
-            patch_size=4,
-            merge_size=2,
-            eps=1e-6,
-            activation="gelu",
-            projector_activation="gelu",
-            has_bias=True,
-            has_head_norms=False,
-            has_rms_norms=False,
-            has_last_norm=False,
-            output_size=64,
-        ),
-        (2, 3, 16, 16),
-        (1, 1, 1),
-    ),
-    "gemma 3": (
-        Gemma3Encoder(placeholder_id=0, row_id=1, end_id=2, tower=CLIP, pooled_side=2, output_size=64),
-        (3, 28, 28),
-        (1, 1, 1),
-    ),
-    "siglip": (
-        SiglipEncoder(
-            layout="idefics3", placeholder_id=0, tower=CLIP, connector="linear", output_size=64, merge_size=2
-        ),
-        (2, 3, 28, 28),
-        (1, 1, 1),
-    ),
-    "learned positions, outputs of two layers": (
-        Qwen3VlEncoder(
-            **SIZES,
-            placeholder_id=0,
-            video_placeholder_id=1,
-            patch_size=4,
-            num_frames=2,
-            merge_size=2,
-            output_size=128,
-            is_gated=False,
-            activation="gelu_pytorch_tanh",
-            text_size=64,
-            deepstack_layers=(0,),
-            table_side=5,
-        ),
-        (48, 3, 4, 4),
-        (1, 6, 8),
-    ),
-    "sounds": (
-        QwenAudioEncoder(
-            **SIZES, placeholder_id=0, num_mels=20, num_positions=50, activation="gelu", output_size=64
-        ),
-        (20, 40),
-        (38, 1, 1),
-    ),
-}
 
 
 @pytest.mark.parametrize("name", TOWERS)
@@ -160,21 +21,16 @@ def test_rows_are_those_of_the_cpu(name: str) -> None:
     assert torch_npu  # the simulation comes with it
     from tests.ascend.recorder import recorded
 
-    config, shape, grid = TOWERS[name]
+    config = TOWERS[name][0]
     cpu = open_encoder(open_cpu(start_rank(""), 0, torch.float32), torch.float32, config)
     npu = open_encoder(
         open_npu(start_rank("", device="npu", page_size=128), 0, torch.float32), torch.float32, config
     )
-    torch.manual_seed(0)
-    weights = [list(named_weights(one)) for one in (cpu, npu)]  # type: ignore[arg-type]
-    for (_, one), (_, other) in zip(*weights, strict=True):
-        one.tensor.normal_(0, 0.2)
-        other.tensor.copy_(one.tensor)
-    values = np.random.default_rng(0).standard_normal(shape, dtype=np.float32).ravel()
-    media = [MediaValues(id=0, values=values, shape=shape, grid=grid, num_rows=0)]
+    give_weights([cpu, npu])
+    media = media_of(name)
     with torch.inference_mode():
-        expected = cpu.encode(media)[0]
+        expected = finish(cpu.slices(media))[0]
         with recorded() as trace:
-            found = npu.encode(media)[0].cpu()
+            found = finish(npu.slices(media))[0].cpu()
     assert "npu_fusion_attention" in trace.text()
     np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=2e-5, rtol=2e-5)

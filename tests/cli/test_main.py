@@ -58,6 +58,16 @@ def test_help_of_each_command_loads_no_torch(command: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_closed_standard_streams_are_opened_anew() -> None:
+    code = (
+        "import os, socket, sys; from runtime import cli, log; assert sys.stderr is None\n"
+        "assert cli.main(['--version']) == 0; log.setup(); log.get('test').info('goes nowhere')\n"
+        "assert socket.socket().fileno() > 2 and os.get_inheritable(2)"
+    )
+    ended = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code])
+    assert ended.returncode == 0
+
+
 @pytest.mark.parametrize("more", [[], ["--grpc-mode"]])
 def test_a_port_that_is_taken_is_one_line(more: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -17,6 +17,7 @@ from runtime.errors import StartError
 from runtime.options import facts
 from runtime.start import class_problem
 from tests.models.make import make_checkpoint
+from tests.models.make_pooled import make_pooled
 
 # a command line, in which {names} are files and folders of the fixture, and words of the refusal
 REFUSED: tuple[tuple[str, str], ...] = (
@@ -68,7 +69,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     # models
     ("--pipeline-parallel-size 2 -m {zamba2}", "blocks that layers share are given the embeddings"),
     ("--pipeline-parallel-size 2 -m {longcat}", "what experts return is added behind the next layer"),
-    ("--tp-size 2 --dp-size 2 --enable-dp-attention -m {longcat}", "whose experts stand beside its"),
+    ("--tp-size 2 --dp-size 2 --enable-dp-attention -m {bert}", "sees whole texts; take replicas"),
     ("--tp-size 2 --ep-size 2 -m {longcat}", "this model's experts are on all ranks, split"),
     ("--tp-size 2 --ep-size 2 -m {gpt_oss}", "this model's experts are on all ranks, split"),
     ("--tp-size 2 --ep-size 2 -m {nemotron_h}", "this model's experts are on all ranks, split"),
@@ -117,6 +118,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["broken_template"].write_text("{% for x %}")
     found["empty"].mkdir()
     whole = make_checkpoint("qwen2", root / "whole", shard_size="20KB")
+    found["bert"] = make_pooled("bert", "embed", root / "bert")
     found["mamba"] = make_checkpoint("mamba2", root / "mamba")
     for family in ("gemma3n", "zamba2", "deepseek_v32", "gpt_oss", "nemotron_h", "longcat"):
         found[family] = make_checkpoint(family, root / family)

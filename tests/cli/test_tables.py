@@ -34,6 +34,12 @@ def test_options_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["options", "--status"]) == 0
     counts = dict(line.split() for line in capsys.readouterr().out.splitlines())
     assert sum(map(int, counts.values())) == len(listed)
+    assert main(["options", "lora", "--json"]) == 0
+    assert {one["group"] for one in json.loads(capsys.readouterr().out)} == {"lora"}
+    assert main(["options", "nothing", "--json"]) == 2
+    with pytest.raises(SystemExit):
+        main(["options", "lora", "--schema"])
+    capsys.readouterr()
     assert main(["options", "--schema"]) == 0 and "properties" in json.loads(capsys.readouterr().out)
     assert main(["options", "--markdown"]) == 0 and capsys.readouterr().out == markdown()
 
@@ -52,6 +58,11 @@ def test_translate(capsys: pytest.CaptureFixture[str]) -> None:
         "--max-running-requests": "8",
         "--port": "8000",
     }
+
+
+def test_translate_takes_a_command_in_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", "vllm serve '/m n' --port 1"]) == 0
+    assert capsys.readouterr().out == "runtime serve --model-path '/m n' --port 1\n"
 
 
 def test_translate_takes_a_command_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,8 @@
 #!/bin/bash
-# What a GPU can check and measure, in parts of at most nine minutes (bench/gpu_run.py says what is in A, B and C), from the root of the
+# What a GPU can check and measure, in parts of at most nine minutes (bench/gpu_run.py says what is in A to E), from the root of the
 # repository:
 #     bash tests/cuda/run.sh A
+#     bash tests/cuda/run.sh B      # the first call of a session that has minutes alone: figures that no card has shown yet
 # Figures are lines of gpu.jsonl in the folder $OUT, else in bench/results. What is missing is installed from .wheels/
 # (tests/cuda/wheels.sh) where that folder is, to a folder of its own.
 set -u

@@ -12,6 +12,7 @@ from runtime.devices.executor import Executor
 from runtime.devices.progress import without_progress
 from runtime.messages.lora import LoraAssignment
 from runtime.messages.ranks import RankReady, StartRank
+from runtime.messages.speculation import DraftModel, Speculation
 from runtime.messages.steps import (
     Admit,
     PageCopies,
@@ -43,6 +44,12 @@ GREEDY: dict[str, Any] = {
     "top_logprobs": -1,
     "prompt_logprobs": -1,
 }
+
+
+def speculation(algorithm: str, path: Path | str | None, **fields: Any) -> Speculation:
+    fields = {"num_steps": 4, "topk": 1, "num_draft_tokens": 5} | fields
+    model = DraftModel(path=None if path is None else str(path))
+    return Speculation(algorithm=algorithm, draft_model=model, **fields)  # type: ignore[arg-type]
 
 
 def sampling(**params: Any) -> SlotSampling:

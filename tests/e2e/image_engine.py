@@ -19,6 +19,13 @@ OPTIONS: dict[str, Any] = {
     "dtype": "float32",
     "page_size": 4,
 }
+# two attention groups of one rank each
+GROUPS: dict[str, Any] = {
+    "tensor_parallel_size": 2,
+    "data_parallel_size": 2,
+    "enable_dp_attention": True,
+    "load_balance_method": "round_robin",
+}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": COUNT, "ignore_eos": True}
 Prompt = tuple[list[int], Sequence[File]]  # with one placeholder a file, and the files
 
@@ -75,6 +82,13 @@ class Images:
         scheduler = self.engine._core.replicas[0].scheduler
         assert scheduler is not None
         return scheduler
+
+    @property
+    def num_encoded(self) -> list[int]:
+        """Files that each replica has encoded."""
+        schedulers = [replica.scheduler for replica in self.engine._core.replicas]
+        found = [one.planner.encodings for one in schedulers if one is not None]
+        return [one.num_encoded for one in found if one is not None]
 
     @property
     def encodings(self) -> Encodings:

@@ -13,6 +13,9 @@ import pytest
 
 from runtime import Engine
 from runtime.errors import InvalidRequest
+from runtime.options.facts import this_machine
+from runtime.options.footprint import footprint, stored_weights
+from tests.e2e.image_engine import GROUPS
 from tests.models.make_adapter import ATTENTION, make_adapter, merge
 from tests.models.reference import Reference
 
@@ -92,6 +95,11 @@ def named(paths: dict[str, str]) -> tuple[str, ...]:
         ("qwen2_moe", {}),
         ("llama", {"tensor_parallel_size": 2}),
         ("qwen3_moe", {"tensor_parallel_size": 2, "expert_parallel_size": 2, "max_loras_per_batch": 1}),
+        ("qwen2_moe", {"tensor_parallel_size": 2, "moe_a2a_backend": "deepep"}),
+        ("llama", {"tensor_parallel_size": 2, "enable_two_batch_overlap": True, "chunked_prefill_size": 30}),
+        ("llama", GROUPS | {"tensor_parallel_size": 4, "max_loras_per_batch": 2}),
+        ("qwen2_moe", GROUPS | {"enable_two_batch_overlap": True}),
+        ("qwen2_moe", GROUPS | {"moe_a2a_backend": "deepep", "enable_two_batch_overlap": True}),
     ],
 )
 async def test_as_merged(
@@ -113,6 +121,11 @@ async def test_as_merged(
         assert await run_all(engine, requests[::-1]) == expected[::-1], (
             "with what the first round left in the prefix cache"
         )
+        core, base = engine._core, stored_weights(checkpoint(family))
+        assert core.adapters is not None
+        found = footprint(core.plan, core.model, this_machine(), base, core.adapters.setup())
+        weights = {ready.weights_bytes for ready in core.replicas[0].supervisor.readies}
+        assert weights == {found.weights_bytes + found.adapters_bytes}
 
 
 async def test_they_come_and_go(

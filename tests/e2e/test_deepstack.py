@@ -13,7 +13,7 @@ from PIL import Image
 
 import runtime
 from runtime.errors import OptionsError
-from tests.e2e.image_engine import COUNT, OPTIONS, Images
+from tests.e2e.image_engine import COUNT, GROUPS, OPTIONS, Images
 from tests.media.files import video as make_video
 from tests.models.make_media import PLACEHOLDER, VIDEO_PLACEHOLDER, name_placeholder, picture
 from tests.models.make_qwen3_vl import END, START, greedy_qwen3_vl, make_qwen3_vl
@@ -63,6 +63,8 @@ def qwen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         ("moe", {"tensor_parallel_size": 2, "moe_a2a_backend": "deepep"}),
         ("3.5", {"tensor_parallel_size": 2, "mm_enable_dp_encoder": True, "chunked_prefill_size": 12}),
         ("3.5 moe", {"pipeline_parallel_size": 2, "chunked_prefill_size": 20}),
+        ("3.5 moe", GROUPS | {"chunked_prefill_size": 12}),
+        ("moe", GROUPS | {"moe_a2a_backend": "deepep"}),
     ],
     indirect=["qwen"],
     ids=str,
@@ -76,7 +78,7 @@ async def test_tokens_equal_transformers(options: dict[str, Any], qwen: tuple[Pa
             assert answer.finish is not None
             assert (answer.token_ids, answer.finish.prompt_tokens) == expected[name], name
         assert await files.ask_all(PROMPTS) == {name: tokens for name, (tokens, _) in expected.items()}
-        assert files.encodings.num_encoded == 5, "each file is encoded once"
+        assert max(files.num_encoded) == 5, "a replica encodes each file once"
 
 
 @pytest.mark.anyio

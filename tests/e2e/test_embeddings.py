@@ -19,9 +19,11 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import runtime
-from runtime.http.openai.stored_objects import ENDPOINTS
+from runtime.errors import OptionsError
+from runtime.http.openai.stored_objects import SERVE
 from runtime.models.config.judge import judge_prompt
 from runtime.text.vocabulary import Vocabulary
+from tests.e2e.image_engine import GROUPS
 from tests.models.make import make_checkpoint
 from tests.models.make_pooled import make_pooled, make_reward, write_modules
 from tests.models.reference import Reference
@@ -127,7 +129,7 @@ async def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
         assert len(rows(await post("/v1/embeddings", input="a" * 127, truncate_prompt_tokens=-1))) == 1
         assert (await post.client.get("/health_generate")).status_code == 200
         # as a line of a batch
-        batched = await ENDPOINTS["/v1/embeddings"](post.engine._core, b'{"input": ["a", "b"]}').complete()
+        batched = await SERVE["/v1/embeddings"](post.engine._core, b'{"input": ["a", "b"]}').complete()
         assert len(rows(msgspec.to_builtins(batched))) == 2
 
 
@@ -233,6 +235,37 @@ async def test_only_the_last_token_may_use_cached_prefixes(tmp_path: Path) -> No
             expected = hidden[-1] if is_cached else hidden.mean(0)
             for answer in (first, second):
                 np.testing.assert_allclose(rows(answer)[0], expected / expected.norm(), atol=1e-5)
+
+
+async def test_decoders_in_attention_groups(tmp_path: Path) -> None:
+    """Texts of two groups, and of one while the other has nothing to do."""
+    prompts = [[i % 200 for i in range(90)], [3, 1, 4], [7] * 40]
+    groups = GROUPS | {"tensor_parallel_size": 4}
+    folder = make_pooled("qwen3", "embed", tmp_path / "embed")
+    expected = torch.stack([states(folder, prompt).mean(0) for prompt in prompts])
+    expected /= expected.norm(dim=1, keepdim=True)
+    async with posting(folder, pooling="mean", **groups) as post:
+        for some in (slice(None), slice(1)):
+            found = rows(await post("/v1/embeddings", input=prompts[some]))
+            np.testing.assert_allclose(found, expected[some], atol=1e-5)
+        assert [replica.num_steps > 0 for replica in post.engine._core.replicas] == [True, True]
+    folder = make_pooled("llama", "classify", tmp_path / "classify", pad_token_id=0)
+    scores = torch.stack([logits(folder, prompt) for prompt in prompts])
+    async with posting(folder, chunked_prefill_size=32, **groups) as post:
+        answer = await post("/classify", input_ids=prompts)
+        np.testing.assert_allclose([item["embedding"] for item in answer], scores, atol=1e-5)
+
+
+async def test_what_attention_groups_do_not_embed(tmp_path: Path) -> None:
+    judge = {"json_model_override_args": {"classifier_from_token": ["n", "y"]}}
+    reranker = make_checkpoint("qwen3", tmp_path / "judge", tie_word_embeddings=False)
+    for folder, options, why in (
+        (make_pooled("bert", "embed", tmp_path / "bert"), {}, "sees whole texts; take replicas"),
+        (reranker, judge, "divides the head that judges .* add --enable-dp-lm-head"),
+    ):
+        with pytest.raises(OptionsError, match=why):
+            async with posting(folder, **(GROUPS | options)):
+                pass
 
 
 async def test_texts_survive_the_death_of_a_rank(tmp_path: Path) -> None:

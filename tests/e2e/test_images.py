@@ -13,7 +13,7 @@ from transformers import LlavaForConditionalGeneration
 import runtime
 from runtime.errors import InvalidRequest
 from runtime.messages.media import MediaKind, MediaSource
-from tests.e2e.image_engine import COUNT, GREEDY, OPTIONS, Images
+from tests.e2e.image_engine import COUNT, GREEDY, GROUPS, OPTIONS, Images
 from tests.models.make_media import PLACEHOLDER, ROWS, greedy, make_llava, picture
 
 TEXT, MORE = list(b"what is"), list(b" and this? ")
@@ -52,6 +52,8 @@ def expected(llava: tuple[Path, LlavaForConditionalGeneration]) -> dict[str, lis
         {"tensor_parallel_size": 2, "mm_enable_dp_encoder": True},
         {"pipeline_parallel_size": 2, "chunked_prefill_size": 12},
         {"page_size": 1, "speculative_algorithm": "NGRAM"},
+        GROUPS | {"chunked_prefill_size": 7},
+        GROUPS | {"tensor_parallel_size": 4, "mm_enable_dp_encoder": True},
     ],
     ids=str,
 )
@@ -66,7 +68,9 @@ async def test_tokens_equal_transformers(
             assert answer.finish is not None
             assert answer.finish.prompt_tokens == len(prompt[0]) + (ROWS - 1) * len(prompt[1])
         assert await images.ask_all(PROMPTS) == expected
-        assert images.encodings.num_encoded == 2, "each image is encoded once"
+        assert max(images.num_encoded) == 2 and len(images.num_encoded) == options.get(
+            "data_parallel_size", 1
+        ), "a group encodes each image once"
 
 
 @pytest.mark.anyio

@@ -2,10 +2,14 @@
 
 import asyncio
 import logging
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +210,7 @@ def test_blocking(checkpoint: Checkpoint) -> None:
         one = llm.generate("Hello", **GREEDY)
         many = llm.generate(["Hello", "World"], **GREEDY)
         assert many[0].text == one.text and len(many) == 2
-        chats = [[{"role": "user", "content": text}] for text in ("Hello", "World")]
+        chats: list[Any] = [[{"role": "user", "content": text}] for text in ("Hello", "World")]
         assert [a.token_ids for a in llm.generate(chats, **GREEDY)] == [
             llm.generate(chat, **GREEDY).token_ids for chat in chats
         ]
@@ -220,6 +224,32 @@ def test_blocking(checkpoint: Checkpoint) -> None:
     llm.close()
     with pytest.raises(Unavailable, match="closed"):
         llm.generate("Hello")
+
+
+@pytest.mark.parametrize(
+    ("last", "code"), [("pass", 0), ("raise SystemExit(3)", 3), ("{}['x']", 1), ("del llm", 0)]
+)
+def test_a_program_that_closes_nothing_ends(last: str, code: int) -> None:
+    program = (
+        "import runtime; llm = runtime.LLM(device='null')\n"
+        f"assert llm.generate([5, 6], max_new_tokens=2).token_ids\n{last}"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code, ended.stderr
+
+
+def test_a_forked_process_cannot_use_it_and_harms_nothing(checkpoint: Checkpoint) -> None:
+    with runtime.LLM(str(checkpoint("qwen3")), **SMALL) as llm:
+        pid = os.fork()
+        if pid == 0:
+            with suppress(BaseException):  # pytest's own handlers must not run here
+                with pytest.raises(Unavailable, match="belongs to another process"):
+                    llm.generate("Hello", **GREEDY)
+                llm.close()
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert llm.generate("Hello", **GREEDY).token_ids
 
 
 def test_blocking_in_another_thread(checkpoint: Checkpoint) -> None:

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from runtime.http.openai import batch_runner, batches, files
-from runtime.http.openai.responses import store
-from runtime.http.openai.responses.table import ResponseTable
-from runtime.http.openai.stored import folder, upload
+from runtime.http.openai.stored import folder, records, upload
+from runtime.http.openai.stored.record_table import RecordTable
 from runtime.http.openai.stored_objects import StoredObjects
 
 KINDS = ("full", "read-only", "broken", "hung", "vanished")
@@ -68,18 +67,18 @@ class FaultyDisk:
         self._goes_on = threading.Event()
         for module in (folder, upload, batches, files):
             monkeypatch.setattr(module, "os", FaultyOs(self))
-        for module in (batch_runner, store):
+        for module in (batch_runner, records):
             monkeypatch.setattr(module, "RETRY_S", 0.02)
-        opened = ResponseTable._opened
+        opened = RecordTable._opened
 
-        def open_table(table: ResponseTable) -> sqlite3.Connection:
+        def open_table(table: RecordTable[Any]) -> sqlite3.Connection:
             self.meet(is_write=False, error=sqlite3.OperationalError("disk I/O error"))
             db = opened(table)
             db.execute(f"PRAGMA max_page_count = {1 if self.kind == 'full' else 2**30}")
             db.execute(f"PRAGMA query_only = {int(self.kind == 'read-only')}")
             return db
 
-        monkeypatch.setattr(ResponseTable, "_opened", open_table)
+        monkeypatch.setattr(RecordTable, "_opened", open_table)
 
     def fail(self, kind: str, stored_objects: StoredObjects) -> None:
         assert stored_objects._disk is not None

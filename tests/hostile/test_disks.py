@@ -18,6 +18,7 @@ from tests.http.serving import stepping
 
 pytestmark = pytest.mark.anyio
 
+SQLITE = ("responses", "conversations")
 LONG = "x" * 20_000  # needs pages of its own in the database
 ASK: dict[str, Any] = {"model": "org/fake", "input": LONG, "max_output_tokens": 3}
 CHAT: dict[str, Any] = {"model": "org/fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -92,7 +93,8 @@ async def test_plain_answers_go_on_and_stored_ones_are_refused(kind: str, disk: 
         )
         assert [one.id async for one in client.batches.list()] == [batch.id]
         assert {path.name for path in disk.path.iterdir()} == {
-            "lock", "batches", "responses.sqlite", "responses.sqlite-wal", "responses.sqlite-shm",
+            "lock", "batches", "uploads",
+            *(f"{name}.sqlite{end}" for name in SQLITE for end in ("", "-wal", "-shm")),
             *(name for file in stored_objects.storage.files.known for name in (file, file + ".json")),
         }, "and nothing else is left"  # fmt: skip
 
@@ -230,7 +232,7 @@ async def test_a_deleted_response_is_gone_and_one_that_can_not_be_deleted_is_the
 
 async def test_a_real_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system of 12 MB, where this user may mount one."""
-    monkeypatch.setattr("runtime.http.openai.responses.store.RETRY_S", 0.05)
+    monkeypatch.setattr("runtime.http.openai.stored.records.RETRY_S", 0.05)
     mounted = await anyio.run_process(
         ["mount", "-t", "tmpfs", "-o", "size=12m,mode=700", "tmpfs", str(tmp_path)], check=False
     )

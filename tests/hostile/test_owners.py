@@ -19,8 +19,7 @@ from runtime.http.openai import batches, files
 from runtime.http.openai.batch_runner import Slots
 from runtime.http.openai.responses import routes
 from runtime.http.openai.responses.resumable_streams import ResumableStreams
-from runtime.http.openai.responses.store import ResponseStore
-from runtime.http.openai.responses.table import StoredResponse
+from runtime.http.openai.responses.store import ResponseStore, StoredResponse
 from runtime.http.openai.stored.quota import Quota
 from runtime.http.openai.stored_objects import StoredObjects
 from runtime.http.settings import HttpSettings

@@ -76,6 +76,7 @@ async def test_what_is_no_request_is_refused_after_those_before_it(head: bytes, 
         first, second = (await client.to_end()).split(b"HTTP/1.1 ")[1:]
     assert first.startswith(b"200 ") and second.startswith(b"%d " % status)
     assert b"connection: close" in second
+    assert "error" in json.loads(second.partition(b"\r\n\r\n")[2]), "and what is wrong is said"
 
 
 async def test_an_endless_head_or_trailer_ends_the_connection() -> None:
@@ -198,3 +199,13 @@ async def test_idle_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
         with anyio.fail_after(20):
             await client.write(GET)
             assert (await client.to_end()).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(("coding", "status"), [(b"gzip", b"400"), (b"br", b"400"), (b"identity", b"200")])
+async def test_a_compressed_body_is_refused_as_such(coding: bytes, status: bytes) -> None:
+    async with serving(FakeService()) as address, Raw.connected(address) as client:
+        head = POST + b"connection: close\r\ncontent-length: %d\r\ncontent-encoding: %b\r\n\r\n"
+        await client.write(head % (len(BODY), coding) + BODY)
+        answer = await client.to_end()
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert (b"the body is encoded (%b)" % coding in answer) == (status == b"400")

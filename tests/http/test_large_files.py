@@ -14,8 +14,7 @@ import pytest
 from runtime.http import websocket
 from runtime.http.app import http_app
 from runtime.http.cut_body import MIN_BYTES, cut, with_texts
-from runtime.http.openai.responses import routes, serve
-from runtime.http.openai.responses.store import conversation_of
+from runtime.http.openai.responses import routes
 from runtime.http.openai.stored_objects import StoredObjects
 from runtime.memory_file import MemoryFile
 from runtime.messages.media import MediaKind
@@ -94,35 +93,6 @@ async def test_files_in_the_background(stream: bool, tmp_path: Path, monkeypatch
         (file,) = service.requests[-1].media
         assert file.encoded is not None and file.encoded.read().decode() == FILE and max(decoded) < 1024
         tasks.cancel_scope.cancel()
-
-
-async def test_files_of_a_conversation_that_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is decoded without them, but where a text only looks like one; and stored with them again."""
-    decoded, service = list[int](), seeing()
-
-    def spy(data: bytes, response_id: str) -> Any:
-        decoded.append(len(data))
-        return conversation_of(data, response_id)
-
-    monkeypatch.setattr(serve, "conversation_of", spy)
-    transport = httpx.ASGITransport(http_app(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-        first = (await http.post("/v1/responses", json={"input": ITEMS})).json()["id"]
-        second = await http.post("/v1/responses", json={"input": ITEMS, "previous_response_id": first})
-        assert second.status_code == 200, second.text
-        files = service.requests[-1].media
-        assert [one.encoded.read().decode() for one in files if one.encoded] == [FILE, FILE]
-        assert max(decoded) < 4096
-        id = second.json()["id"]
-        items = (await http.get(f"/v1/responses/{id}/input_items?limit=100")).json()["data"]
-        assert [one["content"] for one in items if one.get("role") == "user"] == [ITEMS[0]["content"]] * 2
-        refused = {"input": "hi", "previous_response_id": id, "temperature": -1}
-        assert (await http.post("/v1/responses", json=refused)).status_code == 400
-        text = (await http.post("/v1/responses", json={"input": "hi", "user": FILE})).json()["id"]
-        third = await http.post("/v1/responses", json={"input": ITEMS, "previous_response_id": text})
-        assert third.status_code == 200 and max(decoded) > MIN_BYTES
-        missing = await http.post("/v1/responses", json={"input": "hi", "previous_response_id": "x"})
-        assert missing.json()["error"]["code"] == "previous_response_not_found"
 
 
 async def test_counting_decodes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

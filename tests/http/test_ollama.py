@@ -8,12 +8,17 @@ from typing import Any
 import httpx
 import ollama
 import pytest
+from msgspec import structs
 
+from runtime import log
 from runtime.errors import InvalidRequest
+from runtime.http.ollama import options
 from runtime.http.ollama.serve import LinesAnswerFormat, Writer
 from runtime.http.streaming.answer_format import Output
 from runtime.messages.requests import Chat, Delta, Finish, FinishReason, Infill, Text
+from runtime.messages.weight_facts import WeightFacts
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
+from runtime.service import ModelCard
 from tests.http.fake import FakeService
 from tests.http.serving import serving, stepping
 
@@ -241,3 +246,55 @@ def test_an_answer_in_one_piece_separates_prompt_and_answer() -> None:
     line = LinesAnswerFormat(FakeService(), Writer("m", output.first_ns - 1000, is_chat=True)).body([output])
     assert (line["prompt_eval_duration"], line["message"]["content"]) == (1000, "ab")
     assert line["prompt_eval_duration"] + line["eval_duration"] == line["total_duration"]
+
+
+async def test_weights_are_described_where_they_are_known() -> None:
+    class Sized(FakeService):
+        @property
+        def card(self) -> ModelCard:
+            return structs.replace(super().card, weights=WeightFacts(8_030_261_248, "Q4_K", "gguf"))
+
+    for service, expected in ((Sized(), ("8.0B", "Q4_K", "gguf")), (FakeService(), ("", "", "safetensors"))):
+        async with serving(service) as address, client(address) as api:
+            tags, loaded, shown = await api.list(), await api.ps(), await api.show("org/fake")
+        for details in (tags.models[0].details, loaded.models[0].details, shown.details):
+            assert details is not None
+            assert (details.parameter_size, details.quantization_level, details.format) == expected
+        count = (shown.modelinfo or {}).get("general.parameter_count")
+        assert count == (8_030_261_248 if expected[0] else None)
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "reason"),
+    [
+        (0, "unload"),
+        ("0", "unload"),
+        ("0s", "unload"),
+        (None, "load"),
+        (-1, "load"),
+        ("5m", "load"),
+        ("10s", "load"),
+    ],
+)
+async def test_no_time_to_stay_is_answered_as_an_unload(keep_alive: Any, reason: str) -> None:
+    service = FakeService()
+    async with serving(service) as address, client(address) as api:
+        answers = [
+            await api.generate("org/fake", keep_alive=keep_alive),
+            await api.chat("org/fake", keep_alive=keep_alive),
+        ]
+        assert (await api.generate("org/fake", "hi", keep_alive=0, options=SHORT)).response, "and goes on"
+    assert [answer.done_reason for answer in answers] == [reason] * 2 and len(service.requests) == 1
+
+
+async def test_options_without_effect_are_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
+    options._report.cache_clear()
+    log.setup()
+    try:
+        async with serving(FakeService()) as address, client(address) as api:
+            for _ in range(2):
+                await api.generate("org/fake", "hi", options=SHORT | {"num_ctx": 4096, "num_gpu": 1})
+    finally:
+        log.silence()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "has no effect" in line]
+    assert ["num_ctx" in line for line in lines] == [True, False] and "num_gpu" in lines[1]

@@ -13,6 +13,7 @@ import pytest
 
 from runtime.errors import StartError
 from runtime.http.app import http_app
+from runtime.http.hosts import authority
 from runtime.http.server import MAX_HEAD_BYTES, listen
 from runtime.http.streaming import stream as streams
 from tests.http.fake import FakeService
@@ -351,3 +352,7 @@ async def test_a_taken_port_is_an_error_with_a_remedy() -> None:
     finally:
         for sock in first:
             sock.close()
+
+
+async def test_addresses_in_urls() -> None:
+    assert authority("::1", 30000) == "[::1]:30000" and authority("127.0.0.1", 1) == "127.0.0.1:1"

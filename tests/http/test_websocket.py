@@ -119,6 +119,16 @@ async def test_requests_run_side_by_side_and_end_one_by_one() -> None:
         assert len(service.aborted) == 1
 
 
+async def test_a_request_without_an_upgrade_reads_what_the_route_takes() -> None:
+    transport = httpx.ASGITransport(http_app(FakeService()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        answer = await http.get("/v1/ws")
+    assert answer.status_code == 404
+    assert (
+        answer.json()["error"]["message"] == "there is no route /v1/ws for requests; open it as a WebSocket"
+    )
+
+
 async def test_who_leaves_aborts_what_is_open() -> None:
     service = FakeService(hold=True)
     async with serving(service) as address:

@@ -44,7 +44,7 @@ def test_copies_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Tensor, "copy_", recorded)
     with torch.inference_mode():
-        adapters._assign(assigned(s1=1))
+        adapters._assign(0, assigned(s1=1))
     assert copied == [True] * 14
     slots = adapters.lora_slots["layers.0.self_attn.o_proj"]
     a, b = adapters.host_weights[1]["layers.0.self_attn.o_proj", ""]

@@ -2,10 +2,17 @@
 
 import os
 import re
+from pathlib import Path
 
 from runtime.messages.requests import FinishReason
 from runtime.metrics import Metrics
+from runtime.metrics.docs import markdown
 from runtime.metrics.table import process_usage
+
+
+def test_the_page_of_metrics_is_fresh() -> None:
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert page.read_text() == markdown(), "python -m runtime.metrics.docs > docs/metrics.md"
 
 
 def test_names_follow_the_conventions() -> None:

@@ -24,7 +24,7 @@ def test_facts_are_possible(known: DeviceFacts) -> None:
     for option, backends in (
         ("attention_backend", (known.attention_backend,)),
         ("sampling_backend", known.sampling_backends),
-        ("mm_attention_backend", (known.tower_attention,)),
+        ("mm_attention_backend", known.tower_attentions),
     ):
         row = by_name()[option]
         assert set(backends) <= set(row.choices or ()) - set(row.later)

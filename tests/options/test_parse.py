@@ -74,6 +74,11 @@ def test_words(words: str, name: str, expected: Any, source: str | None) -> None
         ("--api-key good s3cret=é", "--api-key is empty, or has"),
         ("--admin-api-key=", "--admin-api-key is empty"),
         ("--served-model-name=", "--served-model-name is empty"),
+        ("--cors-origins https://a.example/", "--cors-origins https://a.example/ is no origin"),
+        ("--cors-origins * a.example", "--cors-origins a.example is no origin"),
+        ("--allowed-hosts http://a.example", "--allowed-hosts http://a.example is no name"),
+        ("--allowed-hosts a.example:8000", "without scheme, port and pattern"),
+        ("--allowed-hosts a *.example", "--allowed-hosts *.example is no name"),
     ],
 )
 def test_problems(words: str, problem: str) -> None:

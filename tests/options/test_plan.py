@@ -59,6 +59,7 @@ def plan(words: str = "") -> Plan:
         ("--device npu", "page_size", 128, "derived"),
         ("--device cuda", "lora_backend", "triton", "derived"),
         ("--device cuda --lora-backend triton", "lora_backend", "triton", "flag --lora-backend"),
+        ("--device cuda --lora-backend csgmv", "lora_backend", "csgmv", "flag --lora-backend"),
         ("--device cpu", "lora_backend", "torch_native", "derived"),
         ("--device npu", "attention_backend", "ascend", "derived"),
         ("--device npu --dtype float32", "dtype", "float32", "flag --dtype"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from runtime.messages.media import AlignSound, Encode, MediaValues
+from runtime.models.vision.slices import Slices
 from runtime.models.whisper import Whisper
 from runtime.ranks import align as module
 from runtime.ranks.encoded_media import EncodedMedia
@@ -20,8 +21,9 @@ class Encoder:
 
     num_encoded = 0
 
-    def encode(self, media: list[MediaValues]) -> list[torch.Tensor]:
+    def slices(self, media: list[MediaValues]) -> Slices[list[torch.Tensor]]:
         self.num_encoded += len(media)
+        yield 1.0
         return [torch.full((1, 8), float(one.values[0])) for one in media]
 
 

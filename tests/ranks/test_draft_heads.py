@@ -19,12 +19,12 @@ from runtime.models.config.draft_config import read_draft_config
 from runtime.models.config.model_config import read_config
 from runtime.ranks.drafting.own_rows import OwnRows
 from runtime.scheduling.drafts import Draft
-from tests.devices.drive import Planner, Row, sampling
+from tests.devices.drive import Planner, Row, sampling, speculation
 from tests.models.layouts import in_mimo_layout
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 from tests.models.make_heads import HeadReference, make_eagle, make_eagle3
 from tests.models.make_next_token import add_next_token_layers
-from tests.ranks.test_own_drafts import decoded, drafted, opened, speculation
+from tests.ranks.test_own_drafts import decoded, drafted, opened
 from tests.ranks.test_verify import PARAMS, PROMPTS
 
 NUM_TOKENS = 20

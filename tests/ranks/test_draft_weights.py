@@ -9,12 +9,12 @@ from msgspec import structs
 from runtime.messages.memory import ChangeMemory, WeightOffload
 from runtime.messages.speculation import Speculation
 from runtime.ranks.weight_offload import tensors
-from tests.devices.drive import Planner, start_rank
+from tests.devices.drive import Planner, speculation, start_rank
 from tests.devices.streams import StreamedRunner, Streams, install
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 from tests.models.make_heads import make_eagle, make_eagle3
 from tests.models.make_next_token import add_next_token_layers
-from tests.ranks.test_own_drafts import decoded, drafted, speculation
+from tests.ranks.test_own_drafts import decoded, drafted
 
 SIX = {"num_hidden_layers": 6}  # EAGLE-3 takes the hidden states of layers 2, 3 and 3 of them
 

@@ -1,10 +1,6 @@
 """Captured steps of two attention groups, on two ranks: tokens are those of one rank without groups, and
 every step without prompts is replayed."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +10,11 @@ import pytest
 from runtime.messages.steps import Admit, GroupSteps, StepPlan
 from runtime.ranks.replays import GroupReplays
 from runtime.ranks.sampling_needs import SamplingNeeds
-from tests.devices.cpu.grouped_rank import PARAMS, PROMPTS, STEPS
+from tests.devices.cpu.grouped_rank import PARAMS, PROMPTS, STEPS, adapt, setup_of
+from tests.devices.cpu.ranks import RankProcess
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint
+from tests.models.make_adapter import make_adapter
 
 EXCHANGE: dict[str, Any] = {"moe_a2a_backend": "deepep", "deepep_mode": "low_latency", "ep_size": 2}
 OWN_HEADS = {"has_group_heads": True}
@@ -27,16 +25,20 @@ CASES: list[tuple[str, dict[str, Any], bool, int, int]] = [
     ("qwen3", {}, False, 1, 1),  # a head that the groups share is computed behind the graph
     ("qwen3_moe", OWN_HEADS | EXCHANGE, False, 2, 1),
     ("deepseek_v3", OWN_HEADS | {"expert_steps": 4}, True, 0, 0),
+    ("qwen2_moe", OWN_HEADS | {"adapters": 2}, False, 2, 1),
+    ("qwen2_moe", OWN_HEADS | EXCHANGE | {"adapters": 2}, False, 2, 1),
 ]
 
 
-def alone(folder: Path) -> list[list[list[int]]]:
+def alone(folder: Path, adapters: list[str]) -> list[list[list[int]]]:
     """What follows each prompt on one rank."""
-    executor, ready = start(folder, max_len=128)
+    executor, ready = start(folder, max_len=128, adapters=setup_of(adapters))
     planner = Planner(executor, ready, 4)
     found = []
-    for prompts in PROMPTS:
+    for group, prompts in enumerate(PROMPTS):
         rows = [planner.row(i, prompt, sampling(**PARAMS[i])) for i, prompt in enumerate(prompts)]
+        if adapters:
+            adapt(planner, rows, group)
         found.append([planner.generate(row, 6 * STEPS) for row in rows])
     executor.close()
     return found
@@ -45,39 +47,35 @@ def alone(folder: Path) -> list[list[list[int]]]:
 def test_tokens_are_those_of_one_rank(tmp_path: Path) -> None:
     folders = [make_checkpoint(case[0], tmp_path / str(i)) for i, case in enumerate(CASES)]
     (tmp_path / "rendezvous").mkdir()
-    jobs = [
-        [case[1] | {"folder": str(folder)}, str(folder) if case[2] else ""]
+    adapters = [
+        [
+            str(make_adapter(folder, folder / f"adapter-{i}", seed=i))
+            for i in range(case[1].get("adapters", 0))
+        ]
         for case, folder in zip(CASES, folders, strict=True)
     ]
-    program = [sys.executable, "-m", "tests.devices.cpu.grouped_rank"]
+    jobs = [
+        [case[1] | {"folder": str(folder), "adapters": own}, str(folder) if case[2] else ""]
+        for case, folder, own in zip(CASES, folders, adapters, strict=True)
+    ]
     ranks = [
-        subprocess.Popen(
-            [*program, str(rank), str(tmp_path / "rendezvous")],
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
-        )
+        RankProcess("tests.devices.cpu.grouped_rank", str(rank), str(tmp_path / "rendezvous"))
         for rank in range(2)
     ]
     try:
         for rank in ranks:
-            assert rank.stdin is not None
-            rank.stdin.write("".join(json.dumps(job) + "\n" for job in jobs))
-            rank.stdin.close()
-        answers = [[json.loads(line) for line in rank.stdout or ()] for rank in ranks]
+            for job in jobs:
+                rank.ask(job)
+        answers = [[rank.answer() for _ in jobs] for rank in ranks]
     finally:
         for rank in ranks:
-            rank.kill()
-            rank.wait()
-            assert rank.stdout is not None
-            rank.stdout.close()
-    for folder, case, *found in zip(folders, CASES, *answers, strict=True):
-        for own, expected in zip(found, alone(folder), strict=True):
+            rank.close()
+    for folder, case, given, *found in zip(folders, CASES, adapters, *answers, strict=True):
+        for own, expected in zip(found, alone(folder, given), strict=True):
             for tokens, truth in zip(own["tokens"], expected, strict=True):
                 count = min(len(tokens), len(truth))
                 assert count >= 2 * STEPS and tokens[:count] == truth[:count], case
+        assert not given or alone(folder, given) != alone(folder, []), "adapters change something"
         _, _, drafts, busy, idle = case
         first, second = (own["replays"] for own in found)
         if drafts:

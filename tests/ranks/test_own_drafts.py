@@ -9,22 +9,15 @@ from typing import Any
 import pytest
 
 from runtime.messages.memory import ChangeMemory, Part, UpdateWeights
-from runtime.messages.speculation import DraftModel, Speculation
 from runtime.ranks.open_executor import DEVICES as MODULES
 from runtime.scheduling.drafts import Draft
 from tests.devices import taped
-from tests.devices.drive import Planner, page_copies, sampling, start
+from tests.devices.drive import Planner, page_copies, sampling, speculation, start
 from tests.models.make import make_checkpoint
 from tests.models.make_heads import make_eagle3
 from tests.ranks.test_verify import PARAMS, PROMPTS
 
 NUM_TOKENS = 30
-
-
-def speculation(algorithm: str, path: Path | str | None, **fields: Any) -> Speculation:
-    fields = {"num_steps": 4, "topk": 1, "num_draft_tokens": 5} | fields
-    model = DraftModel(path=None if path is None else str(path))
-    return Speculation(algorithm=algorithm, draft_model=model, **fields)  # type: ignore[arg-type]
 
 
 def opened(folder: Path, page_size: int = 4, **options: Any) -> Planner:

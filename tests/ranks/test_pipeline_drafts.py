@@ -13,13 +13,13 @@ from runtime.options.facts import MachineFacts
 from runtime.options.footprint import stage_footprints, stored_weights
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
-from tests.devices.drive import Planner
+from tests.devices.drive import Planner, speculation
 from tests.devices.stages import StagedExecutor, start_stages
 from tests.models.make import make_checkpoint
 from tests.models.make_heads import HeadReference, make_eagle, make_eagle3
 from tests.models.make_next_token import add_next_token_layers
 from tests.ranks.test_draft_heads import check_drafts, in_turn
-from tests.ranks.test_own_drafts import decoded, drafted, speculation
+from tests.ranks.test_own_drafts import decoded, drafted
 from tests.ranks.test_verify import PARAMS
 
 LAYERS: dict[str, Any] = {"num_hidden_layers": 4}

@@ -14,9 +14,10 @@ from runtime.messages.memory import ChangeMemory
 from runtime.ranks.drafting.draft_runner import DraftRunner
 from runtime.ranks.open_executor import DEVICES as MODULES
 from tests.devices import taped
+from tests.devices.drive import speculation
 from tests.models.make import make_checkpoint
 from tests.ranks.test_draft_heads import check_drafts
-from tests.ranks.test_own_drafts import decoded, drafted, opened, speculation
+from tests.ranks.test_own_drafts import decoded, drafted, opened
 from tests.ranks.test_pipeline_drafts import staged
 from tests.ranks.test_verify import PARAMS
 

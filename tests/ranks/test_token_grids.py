@@ -16,9 +16,8 @@ from runtime.ranks.open_executor import DEVICES as MODULES
 from runtime.ranks.token_grids import TokenGrids
 from runtime.scheduling.drafts import Draft
 from tests.devices import taped
-from tests.devices.drive import Planner, sampling, start
+from tests.devices.drive import Planner, sampling, speculation, start
 from tests.models.make_media import QWEN_TEXT, QWEN_VISION, make_qwen_vl
-from tests.ranks.test_own_drafts import speculation
 
 # the second follows the first
 PLAIN = [0, 0, -1]  # the grid begins and ends where the tokens around it say

@@ -1,10 +1,6 @@
 """Steps that verify drafts, and the passes of a draft model, as graphs: tokens are those of decoding one by
 one, drafts are those of passes that are launched one by one, and the host waits for neither."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,14 +15,15 @@ from runtime.ranks.open_executor import DEVICES as MODULES
 from runtime.ranks.sample_rows import sample_rows
 from runtime.scheduling.drafts import Draft
 from tests.devices import taped
-from tests.devices.drive import Planner, sampling
+from tests.devices.cpu.ranks import RankProcess
+from tests.devices.drive import Planner, sampling, speculation
 from tests.models.make import make_checkpoint
 from tests.models.make_adapter import ALL, make_adapter
 from tests.models.make_heads import HeadReference, make_eagle, make_eagle3
 from tests.models.make_next_token import add_next_token_layers
 from tests.ranks.lora_slots import assigned
 from tests.ranks.test_draft_heads import LAYERS, check_drafts
-from tests.ranks.test_own_drafts import decoded, drafted, opened, speculation
+from tests.ranks.test_own_drafts import decoded, drafted, opened
 from tests.ranks.test_verify import PARAMS, PROMPTS, Guesses, Late, finish, prefilled
 from tests.ranks.test_windows import MODELS, PAGE_SIZE, WINDOW
 
@@ -312,24 +309,15 @@ def test_on_two_ranks(algorithm: str, tmp_path: Path) -> None:
     tokens."""
     folder = make_checkpoint("qwen3", tmp_path / "model", num_hidden_layers=6)
     draft = folder if algorithm == "STANDALONE" else make_eagle3(tmp_path / "head")
-    program = [sys.executable, "-m", "tests.devices.cpu.verifying_rank"]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    rendezvous = str(tmp_path / "rendezvous")
-    ranks = [
-        subprocess.Popen(
-            [*program, str(rank), str(folder), rendezvous, algorithm, str(draft)],
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
-        )
-        for rank in range(2)
-    ]
+    job = [str(folder), str(tmp_path / "rendezvous"), algorithm, str(draft), PROMPTS]
+    ranks = [RankProcess("tests.devices.cpu.verifying_rank") for _ in range(2)]
     try:
-        first, second = (json.loads(rank.communicate(timeout=300)[0]) for rank in ranks)
+        for number, rank in enumerate(ranks):
+            rank.ask([number, *job])
+        first, second = (rank.answer() for rank in ranks)
     finally:
         for rank in ranks:
-            rank.kill()
+            rank.close()
     assert first["replays"] == second["replays"] >= 3 * 8, "two passes of the draft model, and the target's"
     assert first["last"] == second["last"] == [tokens[-1] for tokens in first["tokens"]]
     for found, expected in zip(first["tokens"], decoded(folder, {}), strict=True):

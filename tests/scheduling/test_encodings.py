@@ -10,7 +10,7 @@ from runtime.messages.requests import Request
 from runtime.messages.sampling import SamplingParams
 from runtime.scheduling.draft_planner import num_of_text
 from runtime.scheduling.drafts import Draft
-from runtime.scheduling.encodings import Encodings, RowsBuilder, charge, encoded_for
+from runtime.scheduling.encodings import EncodingConfig, Encodings, RowsBuilder, charge, encoded_for
 
 ROWS = 4
 PLACEHOLDER = 9
@@ -44,18 +44,35 @@ def sequence(*media: MediaInput, namespace: str = "", length: int = 20) -> Seque
     return Sequence(0, request, 0, 100, frozenset())
 
 
+def encodings_of(max_rows: int, **config: bool) -> Encodings:
+    return Encodings(EncodingConfig(max_rows=max_rows, **config))
+
+
 class Rank:
     def __init__(self) -> None:
         self.kept: set[int] = set()
+        self.begun: dict[int, float] = {}  # how far
 
     def obey(self, command: Encode | None) -> int:
         """-> how many encodings were made"""
         if command is None:
             return 0
-        assert self.kept >= set(command.dropped)
+        known = self.kept | set(self.begun)
+        assert known >= set(command.dropped)
         self.kept -= set(command.dropped)
-        self.kept |= {one.id for one in command.media}
-        return len(command.media)
+        self.begun = {id: part for id, part in self.begun.items() if id not in command.dropped}
+        assert not known & {one.id for one in command.media}
+        self.kept |= {one.id for one in command.media if one.id not in command.until}
+        self.begun |= {one.id: 0.0 for one in command.media if one.id in command.until}
+        for id, part in command.until.items():
+            assert 0 <= self.begun[id] < part <= 1
+            self.begun[id] = part
+        complete = {id for id, part in self.begun.items() if part == 1}
+        self.kept |= complete
+        self.begun = {id: part for id, part in self.begun.items() if part < 1}
+        return sum(one.id in self.kept for one in command.media) + len(
+            complete - {one.id for one in command.media}
+        )
 
 
 def step(encodings: Encodings, rank: Rank, one: Sequence, start: int, count: int) -> tuple[int, int]:
@@ -69,7 +86,7 @@ def step(encodings: Encodings, rank: Rank, one: Sequence, start: int, count: int
 
 
 def test_an_image_is_encoded_once_and_its_rows_are_taken_in_chunks() -> None:
-    encodings, rank = Encodings(100), Rank()
+    encodings, rank = encodings_of(100), Rank()
     one = sequence(image(b"a", 5))
     assert step(encodings, rank, one, 0, 5) == (5, 0)
     assert step(encodings, rank, one, 5, 2) == (2, 1)
@@ -83,7 +100,7 @@ def test_an_image_is_encoded_once_and_its_rows_are_taken_in_chunks() -> None:
 
 
 def test_tokens_between_rows_take_none() -> None:
-    encodings, one = Encodings(100), sequence(image(b"a", 5, gap=True))
+    encodings, one = encodings_of(100), sequence(image(b"a", 5, gap=True))
     encodings.begin()
     assert encodings.cut(one, 0, 20, 20) == 20
     ((positions, _, first),) = encodings.rows_of(one, 7, 20)
@@ -92,48 +109,30 @@ def test_tokens_between_rows_take_none() -> None:
 
 
 def test_the_least_recently_used_is_dropped_and_made_again() -> None:
-    encodings, rank = Encodings(2 * ROWS), Rank()
+    encodings, rank = encodings_of(2 * ROWS), Rank()
     a, b, c = (sequence(image(digest, 0)) for digest in (b"a", b"b", b"c"))
     assert [step(encodings, rank, one, 0, 20)[1] for one in (a, b, a, c, a, b)] == [1, 1, 0, 1, 0, 1]
     assert len(rank.kept) == 2
 
 
 def test_a_step_takes_no_more_than_there_is_room_for() -> None:
-    encodings, rank = Encodings(ROWS), Rank()
+    encodings, rank = encodings_of(ROWS), Rank()
     both = sequence(image(b"a", 2), image(b"b", 10))
     assert step(encodings, rank, both, 0, 20) == (10, 1)
     assert step(encodings, rank, both, 10, 10) == (10, 1)
-    small = Encodings(1)
+    small = encodings_of(1)
     assert step(small, Rank(), both, 0, 20) == (10, 1), "one that is larger than all room runs alone"
 
 
-def test_a_step_encodes_no_more_than_it_has_time_for() -> None:
-    """One image at least: no prompt stands still."""
-    encodings, three = Encodings(100), sequence(image(b"a", 2), image(b"b", 8), image(b"c", 14))
-    encodings.begin()
-    encodings.most_s = 0.001
-    assert encodings.cut(three, 0, 20, 20) == 20, "what an image takes is not known yet"
-    encodings.restart()
-    encodings.learn(ROWS, 1.0)
-    for most_s, begin, end in ((0.5, 0, 8), (1.9, 8, 14), (2.0, 8, 20), (None, 0, 20)):
-        encodings.restart()
-        encodings.begin()
-        encodings.most_s = most_s
-        assert begin + encodings.cut(three, begin, 20 - begin, 20 - begin) == end
-    encodings.begin()
-    encodings.most_s = 0.0
-    assert encodings.cut(three, 0, 20, 20) == 20, "what is there takes no time"
-
-
 def test_what_was_never_sent_is_not_dropped() -> None:
-    encodings, rank = Encodings(ROWS), Rank()
+    encodings, rank = encodings_of(ROWS), Rank()
     encodings.begin()
     encodings.cut(sequence(image(b"a", 0)), 0, 20, 20)  # and the step came to nothing
     assert step(encodings, rank, sequence(image(b"b", 0)), 0, 20) == (20, 1) and rank.kept == {1}
 
 
 def test_new_ranks_encode_again() -> None:
-    encodings, one = Encodings(100), sequence(image(b"a", 0))
+    encodings, one = encodings_of(100), sequence(image(b"a", 0))
     assert step(encodings, Rank(), one, 0, 20) == (20, 1)
     encodings.restart()
     assert step(encodings, Rank(), one, 0, 20) == (20, 1)
@@ -185,20 +184,20 @@ def test_drafts_end_before_an_image(tokens: list[int], count: int) -> None:
     ],
 )
 def test_whole_images_are_not_divided(start: int, count: int, most: int, expected: int) -> None:
-    encodings = Encodings(100, keeps_whole=True)
+    encodings = encodings_of(100, keeps_whole=True)
     one = sequence(image(b"a", 5), image(b"b", 12))
     encodings.begin()
     assert encodings.cut(one, start, count, most) == expected
 
 
 def test_the_encoder_s_time_is_shared_out_by_rows() -> None:
-    encodings, rank = Encodings(100), Rank()
+    encodings, rank = encodings_of(100), Rank()
     one, other = sequence(image(b"a", 0), image(b"b", 8)), sequence(image(b"a", 0), image(b"c", 8))
     encodings.begin()
     for each in (one, other):
         encodings.cut(each, 0, 20, 20)
     made = encodings.take_made()
-    assert rank.obey(encodings.take_command()) == 3 and encodings.take_made() == []
+    assert rank.obey(encodings.take_command()) == 3 and not encodings.take_made()
     charge(made, 0.3)
     assert encoded_for([one]) == {0: (2, pytest.approx(0.2))}
     assert encoded_for([other, sequence()]) == {0: (1, pytest.approx(0.1))}, "none where there are no media"

@@ -17,6 +17,12 @@ FOREIGN = {
     "torch_npu/_op_plugin_docs.py",
     "attention_v1.py",
 }
+# a class or its member: `StepPlan`, `Planner.plan`; a function: `give_way()`
+_NAME = re.compile(
+    r"`((?:[A-Z][a-z0-9]+){2,}(?:\.\w+)*|[A-Z][a-z]\w*(?:\.[a-z_]\w*)+|[a-z_]+(?=\(\)))(?:\(.*?\))?`"
+)
+FOREIGN_NAMES = {"InferencePool", "DynamicUser", "NoNewPrivileges", "PrivateTmp"}
+PAGES_OF_OTHERS = {"models.md", "CHANGELOG.md"}  # names of transformers, and of what there was
 CODE = [path for folder in ("runtime", "tests", "bench") for path in source.files(folder)]
 PAGES = sorted(
     [*(source.ROOT / "docs").glob("*.md"), *source.ROOT.glob("*.md"), *source.ROOT.glob("examples/*.md")]
@@ -55,6 +61,29 @@ def test_files_that_docs_mention_exist(page: Path) -> None:
     text = re.sub(r"\]\([^)]*\)", "", page.read_text("utf-8"))
     missing = [name for name in _FILE.findall(text) if name not in FOREIGN and not is_known(name)]
     assert not missing, f"{page.name} mentions {missing}, which do not exist"
+
+
+def test_names_that_docs_mention_exist() -> None:
+    """Classes, their members and functions: `Planner.plan`, `StepPlan`, `give_way()`."""
+    words = {word for path in CODE for word in re.findall(r"\w+", source.text(path))}
+    missing = [
+        f"{page.name} mentions {name}"
+        for page in PAGES
+        if page.name not in PAGES_OF_OTHERS
+        for name in _NAME.findall(re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S))
+        if name not in FOREIGN_NAMES and not words.issuperset(name.split("."))
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_rooms_of_the_architecture_are_those_of_the_package() -> None:
+    """Each folder and file of runtime/ has its row in docs/architecture.md, and each row is there."""
+    page = (source.ROOT / "docs" / "architecture.md").read_text("utf-8")
+    _, _, table = page.partition("| room | what is in it |")
+    rows = re.findall(r"^\| (`.*?) \|", table.partition("\n\n")[0], re.M)
+    there = {path.name + "/" * path.is_dir() for path in source.PACKAGE.iterdir()}
+    there = {name for name in there if not name.startswith("_") and name.endswith(("/", ".py"))}
+    assert set(re.findall(r"`(.*?)`", " ".join(rows))) == there
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

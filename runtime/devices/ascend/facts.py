@@ -16,7 +16,7 @@ FACTS = DeviceFacts(
     # the attention of A2 and A3 takes no float32; a rank tries it at start (device.py)
     other_dtypes=("float32",),
     attention_backend="ascend",
-    tower_attention="ascend_attn",
+    tower_attentions=("ascend_attn",),
     sampling_backends=("ascend", "pytorch"),
     graph_max_running=128,
     pads_graphs_freely=True,  # the host takes longer to launch a step's operators than they take

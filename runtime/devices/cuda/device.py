@@ -22,6 +22,7 @@ from runtime.messages.ranks import StartRank
 if TYPE_CHECKING:
     from runtime.devices.cuda.attention_backends import HybridAttentionBackend
     from runtime.devices.cuda.graphs import CudaGraphs
+    from runtime.devices.cuda.kernels.launch import Gpu
     from runtime.devices.cuda.norm_sums import NormSums
 
 INSTALL = f"install a torch that is built for CUDA, and triton: {install_line('cuda')}"
@@ -126,32 +127,40 @@ def open_graphs(
     return CudaGraphs(torch_device, allows_gc=options.cudagraph_gc, attention_backend=attention_backend)
 
 
+def open_attention(
+    start: StartRank, dtype: torch.dtype, gpu: "Gpu", options: CudaOptions
+) -> "HybridAttentionBackend | None":
+    """Attention of other packages; None: our own kernels are all."""
+    from runtime.devices.cuda.attention_backends import open_hybrid_backend
+    from runtime.devices.cuda.cudnn_pages import GraphSizes
+
+    sizes = GraphSizes(start.max_slots, start.max_step_tokens, start.max_len)
+    capability = torch.cuda.get_device_capability()
+    return open_hybrid_backend(*options.attention_backends, dtype, gpu, capability, sizes)
+
+
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     """Opens this rank's GPU. Raises StartError where something that it needs is missing."""
     options = read_options(start, CudaOptions)
     torch_device = set_device(options, start.index_on_node(rank), start.first_device)
     try:
-        from runtime.devices.cuda.attention_backends import open_hybrid_backend
         from runtime.devices.cuda.compile_ahead import open_compiler
-        from runtime.devices.cuda.cudnn_pages import GraphSizes
         from runtime.devices.cuda.flashinfer_states import open_state_steps
         from runtime.devices.cuda.fused import CudaFusedOps
         from runtime.devices.cuda.kernels.launch import gpu_of
-        from runtime.devices.cuda.lora import CudaLoraOps
+        from runtime.devices.cuda.lora import open_lora_ops
+        from runtime.devices.cuda.memory import CudaMemory
         from runtime.devices.cuda.mla_prolog import CudaPrologs
         from runtime.devices.cuda.moe import CudaExperts, route_counter
         from runtime.devices.cuda.ops import CudaOps, SplitCounters
+        from runtime.devices.cuda.towers import open_towers
     except ModuleNotFoundError as error:
         raise StartError(f"--device cuda needs {error.name}, which is not installed; {INSTALL}") from error
-    from runtime.devices.cuda.memory import CudaMemory
-
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
     ranks, links = open_ranks(start, rank, torch_device, options)
     gpu = replace(gpu_of(torch_device), starts_early=options.starts_early)
-    backends = options.prefill_attention_backend, options.decode_attention_backend
-    sizes = GraphSizes(start.max_slots, start.max_step_tokens, start.max_len)
-    attention_backend = open_hybrid_backend(*backends, dtype, gpu, torch.cuda.get_device_capability(), sizes)
+    attention_backend = open_attention(start, dtype, gpu, options)
     fusion = options.kernel_fusion
     counters = SplitCounters.of(fusion, gpu, torch_device, lists=options.lists_work)
     ops = CudaOps(
@@ -159,7 +168,6 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     )
     counter = route_counter(torch_device, are_all_here=has_all_experts(start), fusion=fusion)
     experts = CudaExperts(gpu, fusion, counter=counter)
-    lora = start.adapters
     return Device(
         FACTS,
         torch_device,
@@ -170,11 +178,12 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         open_graphs(start, torch_device, options, attention_backend),
         ep_size=start.ep_size,
         all_to_all=open_all_to_all(start.moe_a2a_backend, start.deepep_mode, ranks, experts),
-        lora_ops=None if lora is None else CudaLoraOps(gpu, torch_device, lora.num_lora_slots),
+        tower_attention=open_towers(options.tower_attention, gpu),
+        lora_ops=open_lora_ops(start.adapters, gpu, torch_device),
         fused=CudaFusedOps(ops, open_norm_sums(ranks, torch_device, options)),
         state_steps=open_state_steps(start.recurrent_backend),
         mla_prologs=None if fusion == "off" else CudaPrologs(),
-        joins_latents=any(BACKENDS[name].joins_latents for name in backends),
+        joins_latents=any(BACKENDS[name].joins_latents for name in options.attention_backends),
         streams=torch.cuda,
         partitions=open_partitions(start.multiplexing, torch_device),
         side_stream=SideStream(torch.cuda) if fusion == "all" else None,

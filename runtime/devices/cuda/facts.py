@@ -12,6 +12,7 @@ FACTS = DeviceFacts(
     memory_reason="what a step computes is measured and left free, the rest is for graphs",
     dtypes=("bfloat16", "float16", "float32"),
     attention_backend="triton",
+    tower_attentions=("sdpa", "triton_attn"),  # ours has run on no card
     recurrent_backends=("torch_native", "triton", "flashinfer"),
     sampling_backends=("pytorch",),
     graph_max_running=256,

@@ -11,6 +11,7 @@ from runtime.devices.cuda.kernels.lora import expand_kernel, shrink_kernel
 from runtime.devices.cuda.kernels.moe_permute import ExpertTiles, moe_align_block_size
 from runtime.devices.lora import LoraWeights
 from runtime.layers.upload import upload
+from runtime.messages.lora import AdapterSetup
 
 COLUMNS = 64  # of a program of expand_kernel
 MAX_TILE_ROWS = 64
@@ -26,6 +27,10 @@ class CudaLoraOps:
         self.torch_device = torch_device
         self.num_lora_slots = num_lora_slots
         self.column_blocks: dict[tuple[tuple[int, int], ...], Tensor] = {}  # LoraWeights.parts -> blocks
+
+    def of_slots(self, num_lora_slots: int) -> "CudaLoraOps":
+        """See LoraOps.of_slots."""
+        return CudaLoraOps(self.gpu, self.torch_device, num_lora_slots)
 
     def plan(self, lora_slots: np.ndarray) -> ExpertTiles:
         """Tiles of rows by LoRA slot; int32 [T], -1: no adapter."""
@@ -98,3 +103,8 @@ class CudaLoraOps:
                 first += size
             self.column_blocks[parts] = upload(np.array(blocks, np.int32), self.torch_device)
         return self.column_blocks[parts]
+
+
+def open_lora_ops(setup: AdapterSetup | None, gpu: Gpu, torch_device: torch.device) -> CudaLoraOps | None:
+    """What computes adapters; None: there are none."""
+    return None if setup is None else CudaLoraOps(gpu, torch_device, setup.num_lora_slots)

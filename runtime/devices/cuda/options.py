@@ -31,3 +31,9 @@ class CudaOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     fp8_gemm_backend: str = "by_rows"
     prefill_attention_backend: str = "triton"
     decode_attention_backend: str = "triton"
+    tower_attention: str = "sdpa"
+
+    @property
+    def attention_backends(self) -> tuple[str, str]:
+        """Of prompts and of decodes."""
+        return self.prefill_attention_backend, self.decode_attention_backend

@@ -49,15 +49,24 @@ def running(service: Service) -> dict[str, object]:
 
 def details(service: Service) -> dict[str, object]:
     """`details` of the served model."""
+    weights = service.card.weights
     family = service.server_info().get("architecture") or ""
     return {
         "parent_model": "",
-        "format": "safetensors",
+        "format": weights.format,
         "family": family,
         "families": [family] if family else [],
-        "parameter_size": "",
-        "quantization_level": "",
+        "parameter_size": short(weights.num_weights) if weights.num_weights else "",
+        "quantization_level": weights.level,
     }
+
+
+def short(number: int) -> str:
+    """A number as Ollama writes that of the weights: 8B, 8.2B, 361.82M, 999K."""
+    for unit, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
+        if number >= unit:
+            return f"{number / unit:.{0 if number % unit == 0 else digits}f}{letter}"
+    return str(number)
 
 
 def shown(service: Service) -> dict[str, object]:
@@ -66,6 +75,7 @@ def shown(service: Service) -> dict[str, object]:
     info = {
         "general.architecture": family,
         "general.basename": card.name,
+        **({"general.parameter_count": card.weights.num_weights} if card.weights.num_weights else {}),
         f"{family}.context_length": card.limits.context_len,
         f"{family}.vocab_size": card.limits.vocab_size,
     }

@@ -14,8 +14,9 @@ from runtime.http.errors import ModelNotFound, OllamaError, decode, renamed
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.media_usage import media_fields
 from runtime.http.fields.tool_arguments import object_of
-from runtime.http.ollama.ollama_request import ChatBody, GenerateBody, Message, Options, Shared
+from runtime.http.ollama.ollama_request import ChatBody, GenerateBody, Message, Shared
 from runtime.http.ollama.ollama_response import ChatLine, GenerateLine
+from runtime.http.ollama.options import SAME, fields_of, unloads
 from runtime.http.openai import chat as openai
 from runtime.http.openai import completion_request as types
 from runtime.http.openai.logprobs import chat_logprobs
@@ -39,8 +40,6 @@ HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 LATEST = ":latest"  # tag that Ollama's clients append to names without one
-# options that OpenAI has under the same name
-SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
 NAMES = {name: f"options.{name}" for name in SAME} | {
     "max_tokens": "options.num_predict",
     "max_new_tokens": "options.num_predict",
@@ -48,7 +47,6 @@ NAMES = {name: f"options.{name}" for name in SAME} | {
     "response_format": "format",
     "input_ids": "prompt",
 }
-NEUTRAL = {"mirostat": 0, "typical_p": 1.0, "tfs_z": 1.0}  # the only values of these that are served
 
 _chat = msgspec.json.Decoder(ChatBody)
 _generate = msgspec.json.Decoder(GenerateBody)
@@ -87,7 +85,7 @@ def generate(service: Service, content: bytes) -> Answer | Response:
             *_prepare(service, body, [*system, types.Message(role="user", content=shown)], NAMES),
         )
     prompt = body.prompt or ""
-    plain = types.CompletionBody(prompt=prompt, **_fields(body))
+    plain = types.CompletionBody(prompt=prompt, **fields_of(body))
     rule, where = constraint_of(plain)
     params = sampling_params(
         plain,
@@ -138,7 +136,7 @@ def _prepare(
         reasoning_effort=effort,
         chat_template_kwargs=args,
         lora_path=check_name(service.card, body.model),
-        **_fields(body),
+        **fields_of(body),
     )
     try:
         return openai.prepare(service, chat, _new_id())
@@ -165,29 +163,6 @@ def _answer(
         headers=HEADERS,
         reading=reading,
     )
-
-
-def _fields(body: Shared) -> Fields:
-    """Fields of the request that OpenAI's requests have, too."""
-    options = body.options or Options()
-    for name, neutral in NEUTRAL.items():
-        if getattr(options, name) not in (None, neutral):
-            raise InvalidRequest(f"options.{name} is not served here; leave it out", param=f"options.{name}")
-    fields: Fields = {name: value for name in SAME if (value := getattr(options, name)) is not None}
-    if options.repeat_penalty is not None:
-        fields["repetition_penalty"] = options.repeat_penalty
-    if options.num_predict is not None and options.num_predict > 0:
-        fields["max_tokens"] = options.num_predict
-    if isinstance(body.format, dict):
-        fields["response_format"] = {
-            "type": "json_schema",
-            "json_schema": {"name": "answer", "schema": body.format},
-        }
-    elif body.format == "json":
-        fields["response_format"] = {"type": "json_object"}
-    elif body.format:
-        raise InvalidRequest("format must be json or a JSON schema", param="format")
-    return fields
 
 
 def _message(message: Message, place: str) -> types.Message:
@@ -233,10 +208,11 @@ def _refuse(body: GenerateBody) -> None:
 
 
 def _load(body: Shared, writer: "Writer") -> Response:
-    """The response to a request without a prompt, by which Ollama's clients load and unload a model: the
-    model stays loaded."""
+    """The response to a request without a prompt, by which Ollama's clients load and unload a model. It says
+    what Ollama says; the model stays loaded."""
+    reason = "unload" if unloads(body) else "load"
     return json_response(
-        convert(writer.line("", done=True, done_reason="load"), ChatLine if writer.is_chat else GenerateLine)
+        convert(writer.line("", done=True, done_reason=reason), ChatLine if writer.is_chat else GenerateLine)
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from runtime.errors import TooLarge
+from runtime.http.errors import invalid, json_fault
 from runtime.http.json_weight import UNWEIGHED_BYTES, check_weight_now, weight_of
 from runtime.http.openai.stored.folder import is_regular, writing
 
@@ -40,8 +41,24 @@ class Answered(Struct, frozen=True):
     custom_id: str
 
 
+class AnswerLine(Struct, frozen=True):
+    """A line of an output file."""
+
+    custom_id: str
+    response: "LineResponse | None" = None
+    error: LineError | None = None  # instead of a response: why the line was not answered
+
+
+class LineResponse(Struct, frozen=True):
+    """The HTTP response to a line."""
+
+    status_code: int
+    body: msgspec.Raw
+
+
 _line = msgspec.json.Decoder(Line)
 _answered = msgspec.json.Decoder(Answered)
+_answer_line = msgspec.json.Decoder(AnswerLine)
 
 
 class BrokenInput(Exception):
@@ -69,8 +86,13 @@ def line_error(
         return LineError(code="line_too_large", message=error.message, line=number)
     try:
         line = _line.decode(raw)
-    except NOT_JSON as error:
-        return LineError(code="invalid_json_line", message=str(error), line=number)
+    except msgspec.ValidationError as error:
+        wrong = invalid(error, Line, "the line")
+        return LineError(code="invalid_json_line", message=wrong.message, line=number, param=wrong.param)
+    except msgspec.DecodeError as error:
+        return LineError(code="invalid_json_line", message=json_fault(raw, error), line=number)
+    except UnicodeDecodeError:
+        return LineError(code="invalid_json_line", message="the line is not UTF-8", line=number)
     except RecursionError:
         return LineError(
             code="invalid_json_line", message="the JSON is nested too deeply; nest it less", line=number
@@ -121,6 +143,22 @@ def custom_id(raw: bytes) -> str | None:
         return _answered.decode(raw).custom_id
     except (*NOT_JSON, RecursionError):
         return None
+
+
+def answer_line(raw: bytes) -> AnswerLine | None:
+    """A line of an output file; None for a damaged one."""
+    try:
+        return _answer_line.decode(raw)
+    except (*NOT_JSON, RecursionError):
+        return None
+
+
+def num_cut_off(path: Path) -> int:
+    """Lines of an output file that say that the line of their request was not answered. Raises OSError."""
+    if not is_regular(path):
+        return 0
+    with path.open("rb") as file:
+        return sum(line is not None and line.response is None for line in map(answer_line, file))
 
 
 def checked_line(number: int, raw: bytes) -> Line:

@@ -26,8 +26,8 @@ from runtime.errors import (
     StorageUnavailable,
     Unavailable,
 )
-from runtime.http.errors import error_object
-from runtime.http.openai.batch_lines import BrokenInput, Line, LineError
+from runtime.http.errors import error_body
+from runtime.http.openai.batch_lines import BrokenInput, Line, LineError, num_cut_off
 from runtime.http.openai.batches import ENDED, Append, Batches, Counts, Record, Status, advance
 from runtime.http.openai.files import new_id
 from runtime.http.openai.stored.quota import Reservation
@@ -228,6 +228,9 @@ class BatchRunner:
     async def _end(self, record: Record, outputs: Outputs, status: Status, **fields: object) -> None:
         """Publishes the answers that there are, and ends the batch."""
         fields |= await outputs.publish()
+        if status in CUT_OFF:
+            errors = self.batches.files.path(record.error_id)
+            record.num_cut_off = await outputs.run(lambda: num_cut_off(errors))
         advance(record, status, **fields)
         await outputs.run(lambda: self.batches.save(record))
         log.get("batches").info(status, batch=record.batch.id, **structs.asdict(record.batch.request_counts))
@@ -284,13 +287,13 @@ class BatchRunner:
             except (Overloaded, Unavailable):
                 await anyio.sleep(PAUSE_S)
             except RequestError as error:
-                return error.status, error_object(error)
+                return error.status, error_body(error, line.url)
             except Exception:
                 log.get("batches").exception(
                     "a line of a batch could not be served", custom_id=line.custom_id, exc_info=True
                 )
                 fault = InternalFault("something went wrong in the server; its log has the details")
-                return fault.status, error_object(fault)
+                return fault.status, error_body(fault, line.url)
 
 
 def count(record: Record, counts: Counts) -> None:

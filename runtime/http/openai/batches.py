@@ -51,6 +51,9 @@ MAX_ERRORS = 100  # of a batch that fails its check
 MAX_UNFINISHED = 1024  # batches
 MAX_KEPT = 10_000  # batches; of those that have ended, the oldest are forgotten
 WINDOW_S = 24 * 3600
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")  # of OpenAI's batches
+
+MESSAGES = "msgbatch"  # the first letters of the ids of Anthropic's batches
 
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
@@ -80,7 +83,7 @@ class Counts(Struct, frozen=True):
 class Batch(Struct, frozen=True, kw_only=True):
     """OpenAI's batch object."""
 
-    id: A[str, Meta(pattern=r"^batch_[0-9A-Za-z_-]+$")]
+    id: A[str, Meta(pattern=r"^(msg)?batch_[0-9A-Za-z_-]+$")]
     object: str = "batch"
     endpoint: str
     errors: JsonDict | None = None
@@ -109,6 +112,12 @@ class Record(Struct, kw_only=True):
     output_id: FileId
     error_id: FileId
     owner: str = ""  # as in StoredFile.owner
+    num_cut_off: int = 0  # lines without an answer of a batch that was cancelled or has expired
+
+    @property
+    def is_messages(self) -> bool:
+        """Whether it is one of Anthropic's, which OpenAI's routes do not show."""
+        return self.batch.id.startswith(MESSAGES)
 
 
 class Batches:
@@ -133,18 +142,18 @@ class Batches:
         self.lock = threading.Lock()  # held while a thread writes a record or an output file
         self._sealed: set[str] = set()  # ids of batches to whose output nothing is appended any more
 
-    def find(self, batch_id: str, tenant: Tenant) -> Record:
-        """The record of a batch. Raises NotFound, also for a batch of another tenant."""
+    def find(self, batch_id: str, tenant: Tenant, *, is_messages: bool = False) -> Record:
+        """The record of a batch. Raises NotFound, also for a batch of another tenant or API."""
         record = self.known.get(batch_id)
-        if record is None or not tenant.sees(record.owner):
+        if record is None or not tenant.sees(record.owner) or record.is_messages != is_messages:
             raise NotFound(f"there is no batch {batch_id[:80]}", param="batch_id")
         return record
 
     def draft(self, body: BatchBody, tenant: Tenant) -> Record:
         """The record of a new batch, which exists when it is saved and known. Raises InvalidRequest,
         NotFound."""
-        if body.endpoint not in self.endpoints:
-            raise InvalidRequest(f"endpoint must be one of {', '.join(self.endpoints)}", param="endpoint")
+        if body.endpoint not in ENDPOINTS:
+            raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
         if self.files.find(body.input_file_id, tenant, "input_file_id").purpose != "batch":
             raise InvalidRequest(
                 "the input file must have been uploaded with purpose batch", param="input_file_id"
@@ -162,10 +171,9 @@ class Batches:
         )
         return Record(batch=batch, output_id=new_id("file"), error_id=new_id("file"), owner=tenant.name)
 
-    async def create(self, body: BatchBody, tenant: Tenant) -> Record:
-        """Creates a batch. Raises InvalidRequest, NotFound, Overloaded, StorageFull, StorageUnavailable;
-        nothing is left of the batch then."""
-        record = self.draft(body, tenant)
+    async def create(self, record: Record, tenant: Tenant) -> None:
+        """Stores a new batch, and forgets the oldest that has ended where there are too many. Raises
+        Overloaded, StorageFull, StorageUnavailable; nothing is left of the batch then."""
         check_number(self.known.values(), tenant)
         await self.files.disk.run(lambda: self.save(record), undo=lambda _: self.erase(record))
         self.known[record.batch.id] = record
@@ -173,7 +181,6 @@ class Batches:
             with suppress(StorageFull, StorageUnavailable):  # the next batch tries again
                 await self.files.disk.run(lambda: self.erase(old))
                 self.known.pop(old.batch.id, None)
-        return record
 
     def save(self, record: Record) -> None:
         """Writes the record, as it is then. Blocking. Raises OSError."""
@@ -326,6 +333,11 @@ def advance(record: Record, status: Status, **fields: object) -> None:
         record.batch = structs.replace(
             record.batch, status=status, **{f"{status}_at": int(time.time())}, **fields
         )
+
+
+def batches_of(records: Iterable[Record], tenant: Tenant, *, is_messages: bool = False) -> list[Record]:
+    """The records that exist for a tenant, the oldest first: OpenAI's batches, or Anthropic's."""
+    return [one for one in records if tenant.sees(one.owner) and one.is_messages == is_messages]
 
 
 def check_number(records: Iterable[Record], tenant: Tenant) -> None:

@@ -223,7 +223,9 @@ def page_of(
     items: list[T], *, after: str | None, limit: int, order: str, id_of: Callable[[T], str] = attrgetter("id")
 ) -> Fields:
     """A page of `items`, which are the oldest first: those after the item with the id `after`; the newest
-    first unless `order` is "asc". Raises InvalidRequest for an unknown `after`."""
+    first unless `order` is "asc". Raises InvalidRequest for an unknown `after` or `order`."""
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"order must be asc or desc, not {order[:80]}", param="order")
     if order != "asc":
         items = items[::-1]
     if after is not None:

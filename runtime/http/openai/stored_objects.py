@@ -1,4 +1,5 @@
-"""Objects that the server stores: responses, and with --file-storage-path files and batches."""
+"""Objects that the server stores: responses and conversations, and with --file-storage-path files, batches
+and uploads."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -8,27 +9,32 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Receive
 
-from runtime.errors import InvalidRequest, NotFound, RequestError, StorageFull, StorageUnavailable
-from runtime.http.body import discard_body, respond_early
+from runtime.errors import InvalidRequest, NotFound, StorageFull, StorageUnavailable
+from runtime.http.anthropic import message_batches
+from runtime.http.anthropic.messages import messages
+from runtime.http.body import discard_body
 from runtime.http.embeddings.embeddings import embeddings
-from runtime.http.errors import error_response, path_of
 from runtime.http.fields.query import limit_of
 from runtime.http.openai.batch_lines import MAX_LINE_BYTES
 from runtime.http.openai.batch_runner import BatchRunner
-from runtime.http.openai.batches import Batch, BatchBody, Batches, Record, Serve
+from runtime.http.openai.batches import Batch, BatchBody, Batches, Record, Serve, batches_of
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completion_response import BatchPage, Deleted, FilePage
 from runtime.http.openai.completions import completions
+from runtime.http.openai.conversations.routes import Conversations
+from runtime.http.openai.conversations.store import ConversationStore
 from runtime.http.openai.files import LIST_LIMIT, File, Files, StoredFile, page_of
 from runtime.http.openai.responses.routes import Responses
 from runtime.http.openai.responses.store import ResponseStore
 from runtime.http.openai.stored.disk import Disk
 from runtime.http.openai.stored.folder import Folder
 from runtime.http.openai.stored.quota import Quota
-from runtime.http.openai.stored.tasks import StoredTasks
-from runtime.http.openai.stored.upload import receive_file
+from runtime.http.openai.stored.tasks import StoredTask, StoredTasks
+from runtime.http.openai.stored.upload import answer_upload, receive_file
+from runtime.http.openai.uploads import routes as uploads
+from runtime.http.openai.uploads.store import Uploads
 from runtime.http.operation import Operation, json_response
 from runtime.http.settings import HttpSettings, has_tenants
 from runtime.http.tenant_service import tenant_in
@@ -39,10 +45,11 @@ from runtime.metrics import Metrics
 from runtime.options.plan import Plan
 from runtime.service import Service
 
-ENDPOINTS: dict[str, Serve] = {
+SERVE: dict[str, Serve] = {
     "/v1/chat/completions": chat,
     "/v1/completions": completions,
     "/v1/embeddings": embeddings,
+    message_batches.ENDPOINT: messages,
 }
 MAX_BATCH_BODY = 1 << 16
 CLOSE_S = 2.0  # to close the files when the server stops
@@ -79,14 +86,15 @@ OPERATIONS = (
     LIST_BATCHES,
     GET_BATCH,
     CANCEL_BATCH,
+    *uploads.OPERATIONS,
 )
 
 NEEDS_PATH = "this server stores no files; start it with --file-storage-path FOLDER"
 
 
 class StoredObjects:
-    """Responses, and the folder that makes them persistent together with files and batches. `run` has to run
-    while the routes are served."""
+    """Responses and conversations, and the folder that makes them persistent together with files, batches and
+    uploads. `run` has to run while the routes are served."""
 
     def __init__(
         self,
@@ -112,7 +120,10 @@ class StoredObjects:
                 service, disk, Quota(max_bytes, tenant_quota), self._tasks, max_line_bytes, unknown_fields
             )
         )
-        self.responses = Responses(service, ResponseStore(disk, tenant_quota=tenant_quota), self._tasks)
+        self.conversations = Conversations(ConversationStore(disk, tenant_quota))
+        self.responses = Responses(
+            service, ResponseStore(disk, tenant_quota=tenant_quota), self.conversations.store, self._tasks
+        )
 
     async def run(self) -> None:
         """Computes background responses and batches until cancelled."""
@@ -121,20 +132,25 @@ class StoredObjects:
         finally:
             if self._disk is not None:
                 with anyio.move_on_after(CLOSE_S, shield=True), suppress(StorageFull, StorageUnavailable):
-                    await self._disk.run(self.responses.store.close)
+                    await self._disk.run(self._close_stores)
                 self._disk.close()
 
     def close(self) -> None:
         """Closes the files of objects that were never run. Blocking."""
-        self.responses.store.close()
+        self._close_stores()
         if self._disk is not None:
             self._disk.close()
 
+    def _close_stores(self) -> None:
+        self.responses.store.close()
+        self.conversations.store.close()
+
     def routes(self, settings: HttpSettings) -> list[Route]:
-        """The routes of responses, files and batches."""
+        """The routes of responses, conversations, files and batches."""
         return [
             *self.responses.routes(settings),
-            *(no_storage() if self.storage is None else self.storage.routes()),
+            *self.conversations.routes(settings),
+            *(no_storage() if self.storage is None else self.storage.routes(settings)),
         ]
 
 
@@ -153,13 +169,16 @@ class Storage:
         """Blocking."""
         self.unknown_fields = unknown_fields
         self.files = Files(disk, quota)
-        endpoints = {path: unknown_fields.serving(serve, path) for path, serve in ENDPOINTS.items()}
+        endpoints = {path: unknown_fields.serving(serve, path) for path, serve in SERVE.items()}
         self.batches = Batches(self.files, endpoints, max_line_bytes)
         self.files.sweep(self.batches.unfinished_files(), deletes=not self.batches.is_damaged)
         self._runner = BatchRunner(service, self.batches, tasks)
+        self._message_batches = message_batches.MessageBatches(self.batches, self._runner)
+        self.uploads = Uploads(self.files)
+        tasks.start(StoredTask("uploads", "uploads", self.uploads.run, self.uploads.run))
 
-    def routes(self) -> list[Route]:
-        """The routes of files and batches."""
+    def routes(self, settings: HttpSettings) -> list[Route]:
+        """The routes of files, batches of both APIs, and uploads."""
         return [
             UPLOAD.route(self._upload),
             LIST_FILES.json_route(self._list_files),
@@ -170,24 +189,15 @@ class Storage:
             LIST_BATCHES.json_route(self._list_batches),
             GET_BATCH.json_route(lambda request: self._record(request).batch),
             CANCEL_BATCH.route(self._cancel),
+            *uploads.routes(self.uploads, self.unknown_fields),
+            *self._message_batches.routes(settings),
         ]
 
     async def _upload(self, request: Request) -> ASGIApp:
-        has_come = False  # the whole body
+        async def receive(body: Receive) -> File:
+            return (await receive_file(request.headers, body, self.files, tenant_in(request.scope))).shown()
 
-        async def receive() -> Message:
-            nonlocal has_come
-            message = await request.receive()
-            has_come = not message.get("more_body", False)
-            return message
-
-        try:
-            tenant = tenant_in(request.scope)
-            file = await receive_file(request.headers, receive, self.files, tenant)
-            return json_response(file.shown())
-        except RequestError as error:
-            refusal = error_response(error, path_of(request))
-            return refusal if has_come else respond_early(refusal)
+        return await answer_upload(request, receive)
 
     def _list_files(self, request: Request) -> Fields:
         purpose = request.query_params.get("purpose")
@@ -215,14 +225,15 @@ class Storage:
         return StreamingResponse(reader.parts(), headers=headers, media_type="application/octet-stream")
 
     async def _create(self, tenant: Tenant, body: BatchBody) -> Batch:
-        record = await self.batches.create(body, tenant)
+        record = self.batches.draft(body, tenant)
+        await self.batches.create(record, tenant)
         self._runner.add(record)
         return record.batch
 
     def _list_batches(self, request: Request) -> Fields:
         tenant = tenant_in(request.scope)
         return page_of(
-            [record.batch for record in self.batches.known.values() if tenant.sees(record.owner)],
+            [record.batch for record in batches_of(self.batches.known.values(), tenant)],
             order="desc",
             **_range(request, 100, ordered=False),
         )
@@ -257,10 +268,8 @@ def no_storage() -> list[Route]:
         raise NotFound(NEEDS_PATH)
 
     every = ["GET", "POST", "DELETE"]
-    return [
-        Route(path, refuse, methods=every)
-        for path in ("/v1/files", "/v1/files/{rest:path}", "/v1/batches", "/v1/batches/{rest:path}")
-    ]
+    roots = ("/v1/files", "/v1/batches", "/v1/uploads", "/v1/messages/batches")
+    return [Route(path, refuse, methods=every) for root in roots for path in (root, f"{root}/{{rest:path}}")]
 
 
 def _range(request: Request, most: int, *, ordered: bool = True) -> Fields:

@@ -19,12 +19,16 @@ DESCRIPTIONS: dict[str, str] = {
     "capacity_of_str_len": "How long the session may become, in characters.",
     "chat_template_kwargs": "Variables of the model's chat template.",
     "completion_window": "Only 24h.",
+    "conversation": "A conversation whose items come first, and that the answer joins.",
     "context_management": "Edits of the conversation; some have no effect, others are refused.",
+    "data": "The bytes of the part.",
     "dimensions": "Length to which vectors are shortened.",
     "documents": "The texts that are ranked.",
     "encoding_format": "float, or base64 of float32.",
     "endpoint": "The route that answers the lines of the batch.",
+    "bytes": "How many bytes the file will have.",
     "file": "The content of the file.",
+    "filename": "The name of the file.",
     "flush_cache": "Empties the prefix cache, whose entries are of the old weights.",
     "format": "json, or a JSON schema that the answer is held to by a grammar.",
     "frequency_penalty": "Lowers the probability of tokens by how often they came already.",
@@ -38,7 +42,8 @@ DESCRIPTIONS: dict[str, str] = {
     "input_ids": "Instead of a text: token ids, or a list of such prompts.",
     "instructions": "The system message of this answer.",
     "item_first": "Items stand before the query.",
-    "items": "The texts that are scored.",
+    "items": "Messages, tool calls and their outputs, in order.",
+    "ScoreBody.items": "The texts that are scored.",
     "keep_alive": "Accepted without effect: the model stays loaded.",
     "label_token_ids": "Tokens whose probabilities are the scores.",
     "language": "ISO 639 code of what is spoken; left out: the model detects it.",
@@ -58,6 +63,8 @@ DESCRIPTIONS: dict[str, str] = {
     "max_tokens_per_doc": "Query and document together are cut to so many tokens.",
     "messages": "The conversation so far.",
     "metadata": "Data of the client's own, kept with what is stored.",
+    "md5": "The checksum of the whole file, in hex; another one is refused.",
+    "mime_type": "The kind of the file; it has no effect.",
     "min_p": "Tokens less likely than this part of the likeliest are left out.",
     "mode": "What becomes of requests that run.",
     "model": "A name of /v1/models; left out: the model of this server.",
@@ -70,6 +77,7 @@ DESCRIPTIONS: dict[str, str] = {
     "output_config": "`format`: a JSON schema that a grammar holds the answer to; `effort` of the reasoning.",
     "output_dir": "Folder on the server's machine for the files that are written.",
     "output_format": "Older name of `output_config.format`.",
+    "part_ids": "The parts in the order in which they make up the file.",
     "pinned": "The adapter's slot is never given to another one.",
     "presence_penalty": "Lowers the probability of tokens that came already.",
     "previous_response_id": "A stored response whose conversation goes on.",
@@ -81,6 +89,7 @@ DESCRIPTIONS: dict[str, str] = {
     "raw": "The prompt goes to the model without a template.",
     "reasoning_parser": "The reasoning format by its name.",
     "repetition_penalty": "Divides the probability of tokens that came already.",
+    "requests": "For each a custom_id, and params: a body of /v1/messages.",
     "return_documents": "The answer repeats the documents.",
     "return_logprob": "Returns log probabilities of the tokens.",
     "return_text_in_logprobs": "Log probabilities name tokens by text as well as by id.",
@@ -132,13 +141,14 @@ DESCRIPTIONS: dict[str, str] = {
     "EncodeBody.text": "The text, or a list of texts, to be embedded.",
 }
 _NO_EFFECT = """
-billing_policy cache_control client_metadata container conversation_id diagnostics dump_requests_threshold
-external_trace_header fallback_credit_token inference_geo keep_pause log_metrics lora_int_id no_logs
-prompt_cache_options prompt_cache_retention recapture_cuda_graph received_time safety_identifier shift speed
-token_step torch_empty_cache truncate truncation user_profile_id verbose verbosity workspace_id
+billing_policy cache_control client_metadata container conversation_id diagnostics
+dump_requests_threshold expires_after external_trace_header fallback_credit_token inference_geo
+keep_pause log_metrics lora_int_id no_logs prompt_cache_options prompt_cache_retention
+recapture_cuda_graph received_time safety_identifier shift speed token_step torch_empty_cache truncate
+truncation user_profile_id verbose verbosity workspace_id
 """
 _REFUSED = """
-access_programs background_options compaction context conversation crash_dump_folder
+access_programs background_options compaction context crash_dump_folder
 dump_requests_exclude_meta_keys dump_requests_folder enable_response_messages fallbacks height
 image is_async lora_id manifest max_thinking_tokens max_tool_calls mcp_servers
 output_expires_after previous_input_messages previous_response require_reasoning return_bytes return_entropy

@@ -153,7 +153,9 @@ def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) ->
             name: {"type": "string", "description": description("", name)}
             for name in (*operation.form, *operation.form_options)
         }
-        fields["file"]["format"] = "binary"
+        for name, value in operation.form.items():
+            if value.startswith("@"):  # the name of a file, for curl
+                fields[name]["format"] = "binary"
         schema = {"type": "object", "properties": fields, "required": list(operation.form)}
         words["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
     return words

@@ -9,7 +9,7 @@ from runtime.http.admin import (
     memory_saver,
     model_files,
 )
-from runtime.http.anthropic import messages
+from runtime.http.anthropic import message_batches, messages
 from runtime.http.console import routes as console
 from runtime.http.embeddings import embeddings, scores
 from runtime.http.native import generate, info, invocations, load, parse, sessions
@@ -18,6 +18,7 @@ from runtime.http.ollama import models as ollama_models
 from runtime.http.ollama import serve as ollama
 from runtime.http.openai import chat, completions, models, stored_objects
 from runtime.http.openai.audio import routes as audio
+from runtime.http.openai.conversations import routes as conversations
 from runtime.http.openai.responses import routes as responses
 from runtime.http.operation import Operation
 from runtime.json_value import JsonDict
@@ -30,11 +31,12 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
         *chat.OPERATIONS,
         *completions.OPERATIONS,
         *responses.OPERATIONS,
+        *conversations.OPERATIONS,
         *models.OPERATIONS,
         *audio.OPERATIONS,
         *stored_objects.OPERATIONS,
     ),
-    "Anthropic": messages.OPERATIONS,
+    "Anthropic": (*messages.OPERATIONS, *message_batches.OPERATIONS),
     "Ollama": (*ollama.OPERATIONS, *ollama_embed.OPERATIONS, *ollama_models.OPERATIONS),
     "Native": (
         *generate.OPERATIONS,

@@ -13,6 +13,7 @@ from runtime.models.audio.whisper import EPS, Convolution, WhisperLayer
 from runtime.models.config.audio_config import STRIDE
 from runtime.models.config.omni_config import OmniAudio
 from runtime.models.vision.activations import activate
+from runtime.models.vision.slices import Slices, through, within
 
 LONGEST_WAVE = 10000.0  # of the sines that positions are made of
 PARTS_AT_ONCE = 32  # that go through convolutions over bins together
@@ -47,25 +48,25 @@ class PartTower(Layer):
         self.ln_post = LayerNorm(device, dtype, size, EPS)
         self.proj = ReplicatedLinear(device, dtype, size, config.text_size, bias=True)
 
-    def forward(self, mels: Tensor) -> Tensor:
+    def slices(self, mels: Tensor) -> Slices[Tensor]:
         """Spectrograms [B, mels, frames] -> [B, rows, text model's size]."""
         parts, rest = in_parts(mels, self.part_frames)
+        split = 1 - rest.shape[-1] / mels.shape[-1]
         found = []
         if len(parts):
-            found.append(self._attended(parts).unflatten(0, (len(mels), -1)).flatten(1, 2))
+            x = yield from within(self._attended(parts), 0.0, split)
+            found.append(x.unflatten(0, (len(mels), -1)).flatten(1, 2))
         if rest.shape[-1]:
-            found.append(self._attended(rest))
+            found.append((yield from within(self._attended(rest), split, 1.0)))
         x = torch.cat(found, dim=1)
         x = x[:, : x.shape[1] // STRIDE * STRIDE]
         return self.proj.forward(self.ln_post.forward((x[:, ::STRIDE] + x[:, 1::STRIDE]) / STRIDE))
 
-    def _attended(self, parts: Tensor) -> Tensor:
+    def _attended(self, parts: Tensor) -> Slices[Tensor]:
         """[N, mels, frames] -> [N, positions, size]."""
         x = gelu(self.conv2.forward(gelu(self.conv1.forward(parts)))).transpose(1, 2)
         x = x + sinusoids(x.shape[1], x.shape[2], x.device).to(x.dtype)
-        for layer in self.layers:
-            x = layer.forward(x)
-        return x
+        return (yield from through(self.layers, x))
 
 
 class PlaneConvolution(Layer):
@@ -95,7 +96,7 @@ class WindowTower(Layer):
         self.proj1 = ReplicatedLinear(device, dtype, size, size, bias=True)
         self.proj2 = ReplicatedLinear(device, dtype, size, config.text_size, bias=True)
 
-    def forward(self, mels: Tensor) -> Tensor:
+    def slices(self, mels: Tensor) -> Slices[Tensor]:
         """Spectrograms [B, mels, frames] -> [B, rows, text model's size]. Silence fills the last part, if it
         is not the only one."""
         frames, part = mels.shape[-1], self.config.part_frames
@@ -105,12 +106,15 @@ class WindowTower(Layer):
         folded = [self._folded(one) for one in (parts if len(parts) else rest).split(PARTS_AT_ONCE)]
         x = torch.cat(folded).unflatten(0, (len(mels), -1)).flatten(1, 2)
         width = folded[0].shape[1] * self.config.window_parts
-        windows, rest = in_parts(x[:, : self.config.num_rows(frames)].transpose(1, 2), width)
+        count = self.config.num_rows(frames)
+        windows, rest = in_parts(x[:, :count].transpose(1, 2), width)
+        split = 1 - rest.shape[-1] / count
         found = []
         if len(windows):
-            found.append(self._attended(windows).unflatten(0, (len(mels), -1)).flatten(1, 2))
+            x = yield from within(self._attended(windows), 0.0, split)
+            found.append(x.unflatten(0, (len(mels), -1)).flatten(1, 2))
         if rest.shape[-1]:
-            found.append(self._attended(rest))
+            found.append((yield from within(self._attended(rest), split, 1.0)))
         x = self.proj1.forward(self.ln_post.forward(torch.cat(found, dim=1)))
         return self.proj2.forward(activate(self.config.activation, x))
 
@@ -122,9 +126,6 @@ class WindowTower(Layer):
         x = self.conv_out.forward(x.permute(0, 3, 1, 2).flatten(2))
         return x + sinusoids(x.shape[1], x.shape[2], x.device).to(x.dtype)
 
-    def _attended(self, windows: Tensor) -> Tensor:
+    def _attended(self, windows: Tensor) -> Slices[Tensor]:
         """[N, size, positions] -> [N, positions, size]."""
-        x = windows.transpose(1, 2)
-        for layer in self.layers:
-            x = layer.forward(x)
-        return x
+        return (yield from through(self.layers, windows.transpose(1, 2)))

@@ -17,6 +17,7 @@ from runtime.messages.media import MediaValues
 from runtime.models.audio.whisper import EPS, WhisperTower
 from runtime.models.config.audio_config import POOLED, QwenAudioEncoder, num_positions
 from runtime.models.config.renames import Renames
+from runtime.models.vision.slices import Slices
 
 
 class QwenAudio(Layer):
@@ -35,11 +36,11 @@ class QwenAudio(Layer):
         self.norm = LayerNorm(device, dtype, config.hidden_size, EPS)
         self.projector = ReplicatedLinear(device, dtype, config.hidden_size, config.output_size, bias=True)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """Spectrograms of sounds, float32 [mels, frames] each -> of each its embeddings, [rows, hidden].
         `grid` of a sound begins with how many of the frames are its own; the others are silence behind it."""
         mels = upload(np.concatenate([one.values for one in media]), self.torch_device)
-        x = self.tower.forward(
+        x = yield from self.tower.slices(
             mels.view(len(media), *media[0].shape).to(self.dtype), num_positions(media[0].grid[0])
         )
         pooled = avg_pool1d(x.transpose(1, 2), POOLED).transpose(1, 2)

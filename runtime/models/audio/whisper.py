@@ -22,6 +22,7 @@ from runtime.models.config.audio_config import STRIDE, QwenAudioEncoder
 from runtime.models.config.omni_config import OmniAudio
 from runtime.models.config.whisper_config import WhisperEncoder
 from runtime.models.vision.activations import activate
+from runtime.models.vision.slices import Slices, through
 
 WhisperConfig = QwenAudioEncoder | WhisperEncoder
 LayerConfig = WhisperConfig | OmniAudio
@@ -90,11 +91,9 @@ class WhisperTower(Layer):
         self.embed_positions = ReplicatedEmbedding(device, dtype, config.num_positions, size)
         self.layers = [WhisperLayer(device, dtype, config) for _ in range(config.num_layers)]
 
-    def forward(self, mels: Tensor, count: int) -> Tensor:
+    def slices(self, mels: Tensor, count: int) -> Slices[Tensor]:
         """Spectrograms [B, mels, frames] -> their first positions [B, count, size]. Frames behind those that
         `count` positions see are not looked at."""
         x = gelu(self.conv2.forward(gelu(self.conv1.forward(mels))))
         x = x[:, :, :count].transpose(1, 2) + self.embed_positions.weight.tensor[:count]
-        for layer in self.layers:
-            x = layer.forward(x)
-        return x
+        return (yield from through(self.layers, x))

@@ -14,6 +14,7 @@ from runtime.messages.media import MediaValues
 from runtime.models.audio.whisper import EPS, WhisperTower
 from runtime.models.config.renames import Renames
 from runtime.models.config.whisper_config import WhisperEncoder
+from runtime.models.vision.slices import Slices
 
 
 class WholeSoundEncoder(Layer):
@@ -27,8 +28,9 @@ class WholeSoundEncoder(Layer):
         self.tower = WhisperTower(device, dtype, config)
         self.norm = LayerNorm(device, dtype, config.hidden_size, EPS)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """The row [1, positions * hidden] of each sound, float32 [mels, frames]."""
-        mels = upload(np.concatenate([one.values for one in media]), self.torch_device)
-        x = self.tower.forward(mels.view(len(media), *media[0].shape).to(self.dtype), self.num_positions)
+        values = upload(np.concatenate([one.values for one in media]), self.torch_device)
+        mels = values.view(len(media), *media[0].shape).to(self.dtype)
+        x = yield from self.tower.slices(mels, self.num_positions)
         return list(self.norm.forward(x).reshape(len(media), 1, -1))

@@ -8,7 +8,7 @@ from runtime.errors import ModelError
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import check_activation, num_kept_rows
+from runtime.models.config.encoder_parts import check_activation
 
 STRIDE = 2  # frames of a spectrogram that become one position of the tower
 POOLED = 2  # positions of the tower that become one row of the encoding
@@ -55,11 +55,6 @@ class QwenAudioEncoder(Struct, frozen=True, kw_only=True):
     def max_frames(self) -> int:
         """Frames of a sound of the greatest length."""
         return STRIDE * self.num_positions
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of sounds that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:

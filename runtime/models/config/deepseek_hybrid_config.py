@@ -9,7 +9,7 @@ from runtime.media_kind import MediaKind
 from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.config_files import decode
 from runtime.models.config.deepseek_ocr_config import HfSam, SamTower, sam_tower
-from runtime.models.config.encoder_parts import check_activation, contradiction, num_kept_rows
+from runtime.models.config.encoder_parts import check_activation, contradiction
 from runtime.models.config.gemma_vision_config import HfSiglip
 from runtime.models.config.siglip_config import tower_of
 
@@ -42,11 +42,6 @@ class DeepSeekHybridEncoder(Struct, frozen=True, kw_only=True):
     def num_rows(self) -> int:
         """Rows that an image is encoded to."""
         return self.side**2
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:

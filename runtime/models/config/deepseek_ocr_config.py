@@ -7,7 +7,7 @@ from msgspec import Struct
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import check_activation, contradiction, num_kept_rows
+from runtime.models.config.encoder_parts import check_activation, contradiction
 from runtime.models.config.pixtral_config import HfAxialRope
 
 QUERIES = {"query_768": 144, "query_1024": 256}  # learned queries, by the size of what they are asked of
@@ -125,11 +125,6 @@ class DeepSeekOcrEncoder(Struct, frozen=True, kw_only=True):
     def num_rows(self, image_size: int) -> int:
         """Rows that an image of this height and width in pixels is encoded to."""
         return (image_size // self.sam.patch_size // DOWNSAMPLING) ** 2
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:

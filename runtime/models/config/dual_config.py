@@ -15,7 +15,7 @@ from runtime.models.config import sizes
 from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.config_files import decode
 from runtime.models.config.encoder_config import Encoder, HfEncoder, read_encoder
-from runtime.models.config.encoder_parts import check_activation, num_kept_rows
+from runtime.models.config.encoder_parts import check_activation
 from runtime.models.config.image_config import ImageConfig, Normalization, check_images, read_image_fields
 from runtime.models.config.pooling import Pooling
 from runtime.models.config.tasks import PoolingOptions
@@ -89,11 +89,6 @@ class DualImages(Struct, frozen=True, kw_only=True):
     num_rows: ClassVar[int] = 1  # that an image is encoded to
     has_token_grids: ClassVar[bool] = False  # its tokens have a position each
     kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.IMAGE})  # what it takes
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:

@@ -4,8 +4,6 @@ from msgspec import Struct
 
 from runtime.errors import ModelError
 
-KEPT_BYTES = 256 << 20  # of encodings that the ranks keep
-NUMBER_BYTES = 4  # of a number in a row, at most
 ACTIVATIONS = ("quick_gelu", "gelu", "gelu_pytorch_tanh", "relu", "silu")
 
 
@@ -21,11 +19,6 @@ class MomentMarks(Struct, frozen=True, kw_only=True):
     time_first: bool
     # the placeholder's own marks, `start_id` before it and `end_id` behind it, are replaced with it
     replaces_own: bool
-
-
-def num_kept_rows(size: int) -> int:
-    """Rows of `size` numbers that the ranks keep of what was encoded (scheduling/encodings.py)."""
-    return KEPT_BYTES // (NUMBER_BYTES * size)
 
 
 def check_activation(field: str, name: str) -> None:

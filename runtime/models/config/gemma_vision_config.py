@@ -10,7 +10,7 @@ from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import check_activation, num_kept_rows
+from runtime.models.config.encoder_parts import check_activation
 
 
 class HfSiglip(Struct, frozen=True):
@@ -55,11 +55,6 @@ class Gemma3Encoder(Struct, frozen=True, kw_only=True):
     def num_rows(self) -> int:
         """Rows that an image is encoded to."""
         return (self.tower.image_size // self.tower.patch_size // self.pooled_side) ** 2
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:

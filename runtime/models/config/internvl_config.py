@@ -8,13 +8,7 @@ from msgspec import Struct, structs
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import (
-    check_activation,
-    contradiction,
-    merge_of,
-    num_computed_layers,
-    num_kept_rows,
-)
+from runtime.models.config.encoder_parts import check_activation, contradiction, merge_of, num_computed_layers
 
 MAX_SIDE = 1 << 14  # pixels
 NO_PLACEHOLDER = -1  # in place of an id that the tokenizer knows
@@ -122,11 +116,6 @@ class InternVlEncoder(Struct, frozen=True, kw_only=True):
     def num_rows(self) -> int:
         """Rows that a tile is encoded to."""
         return self.num_patches // self.merge_size**2
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:

@@ -13,7 +13,7 @@ from runtime.json_value import Fields, JsonDict
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import check_activation, contradiction, num_kept_rows
+from runtime.models.config.encoder_parts import check_activation, contradiction
 from runtime.models.config.pixtral_config import HfAxialRope
 
 # names of vision_config in the files of Kimi-VL and Kimi K2.5 -> those of transformers
@@ -70,11 +70,6 @@ class KimiEncoder(Struct, frozen=True, kw_only=True):
     output_size: int  # hidden size of the text model
     has_token_grids: ClassVar[bool] = False  # its tokens have a position each
     kinds: ClassVar[frozenset[MediaKind]] = frozenset({MediaKind.IMAGE})  # what it takes
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:

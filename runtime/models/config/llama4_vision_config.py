@@ -8,7 +8,7 @@ from runtime.errors import ModelError
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import contradiction, merge_of, num_kept_rows
+from runtime.models.config.encoder_parts import contradiction, merge_of
 from runtime.models.config.pixtral_config import HfAxialRope
 
 
@@ -65,11 +65,6 @@ class Llama4Encoder(Struct, frozen=True, kw_only=True):
     def num_rows(self) -> int:
         """Rows that a tile is encoded to."""
         return (self.side // self.merge_size) ** 2
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:

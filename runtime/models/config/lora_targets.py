@@ -1,5 +1,7 @@
 """The linear layers of a model that LoRA adapters can change, and their sizes. Torch-free."""
 
+from typing import NamedTuple
+
 from runtime.models.config.family import LLAMA
 from runtime.models.config.mla_config import MlaConfig
 from runtime.models.config.model_config import ModelConfig
@@ -17,6 +19,19 @@ from runtime.models.config.renames import Renames
 from runtime.models.config.shares import even_part, most_channels, most_heads
 
 Modules = dict[str, tuple[int, int]]  # name -> inputs and outputs
+
+
+class Split(NamedTuple):
+    """Over how many ranks modules are divided, and for how many attention groups they have adapters."""
+
+    dense: int = 1  # feed-forwards
+    shared: int = 1  # shared experts
+    heads: int = 1  # attention heads
+    group: int = 1  # recurrent layers
+    num_groups: int = 1  # whose tokens feed-forwards are given, where they are divided
+
+
+WHOLE = Split()
 # classes of models whose linear layers take adapters
 CLASSES = (
     LLAMA,
@@ -60,8 +75,8 @@ def lora_names(given: str, config: ModelConfig) -> set[str]:
     return names & {name.rpartition(".")[2] for name in lora_modules(config)}
 
 
-def lora_modules(config: ModelConfig, ranks: int = 1) -> Modules:
-    """(inputs, outputs) on one of `ranks` ranks by name, as `layers.0.self_attn.q_proj`. Empty for families
+def lora_modules(config: ModelConfig, split: Split = WHOLE) -> Modules:
+    """(inputs, outputs) on one rank by name, as `layers.0.self_attn.q_proj`. Empty for families
     that take no adapters: those with attention of another kind, or with weights stored as [inputs, outputs].
     Experts take none, nor does kv_b_proj of latent attention, which is no product of its own when attention
     is computed on latents."""
@@ -70,24 +85,24 @@ def lora_modules(config: ModelConfig, ranks: int = 1) -> Modules:
         return {}
     found: Modules = {}
     for index in range(config.num_layers):
-        for block, modules in _layer(config, index, ranks).items():
+        for block, modules in _layer(config, index, split).items():
             found |= {f"layers.{index}.{block}.{name}": sizes for name, sizes in modules.items()}
     return found
 
 
-def _layer(config: ModelConfig, index: int, ranks: int) -> dict[str, Modules]:
+def _layer(config: ModelConfig, index: int, split: Split) -> dict[str, Modules]:
     """Modules of a layer by its block."""
     if (recurrent := config.recurrent) is None:
-        return {"self_attn": _attention(config, ranks), **_feed_forward(config, index, ranks)}
+        return {"self_attn": _attention(config, split.heads), **_feed_forward(config, index, split)}
     kind, blocks = recurrent.kinds[index], {}
     if kind in ("recurrent", "parallel"):
-        blocks["mixer"] = mixer_modules(recurrent.mixer, config.hidden_size, ranks)
+        blocks["mixer"] = mixer_modules(recurrent.mixer, config.hidden_size, split.group)
     if kind == "parallel" and recurrent.shared is not None:
-        blocks["self_attn"] = _block_use(config, ranks)
+        blocks["self_attn"] = _block_use(config, split)
     elif kind in ("attention", "parallel"):
-        blocks["self_attn"] = _attention(config, ranks, 2 if recurrent.gates_attention else 1)
+        blocks["self_attn"] = _attention(config, split.heads, 2 if recurrent.gates_attention else 1)
     if kind == "none" or recurrent.has_feed_forward:
-        blocks |= _feed_forward(config, index, ranks)
+        blocks |= _feed_forward(config, index, split)
     return blocks
 
 
@@ -105,10 +120,11 @@ def _attention(config: ModelConfig, ranks: int, width: int = 1) -> Modules:
     }
 
 
-def _block_use(config: ModelConfig, ranks: int) -> Modules:
+def _block_use(config: ModelConfig, split: Split) -> Modules:
     """A use of a block that layers share (Zamba 2), without the low-rank products of the model itself."""
-    hidden, inner = config.hidden_size, even_part(config.intermediate_size, ranks).size
-    given = {name: (2 * hidden, outs) for name, (_, outs) in _attention(config, ranks).items()}
+    hidden, inner = config.hidden_size, even_part(config.intermediate_size, split.dense).size
+    attention = _attention(config, split.heads)
+    given = {name: (2 * hidden, outs) for name, (_, outs) in attention.items()}
     queries = given["q_proj"][1]
     return given | {
         "o_proj": (queries, hidden),
@@ -130,13 +146,13 @@ def _latent_attention(config: ModelConfig, mla: MlaConfig, ranks: int) -> Module
     return found | {"kv_a_proj_with_mqa": keys, "o_proj": (heads * mla.value_dim, hidden)}
 
 
-def _feed_forward(config: ModelConfig, index: int, ranks: int) -> dict[str, Modules]:
-    block, inner = "mlp", config.intermediate_size
+def _feed_forward(config: ModelConfig, index: int, split: Split) -> dict[str, Modules]:
+    block, inner, ranks = "mlp", config.intermediate_size, split.dense
     if (moe := config.moe) is not None and moe.layers[index]:
         if not moe.shared_size:
             return {}
         block = "mlp.shared_expert" if moe.has_shared_gate else "mlp.shared_experts"
-        inner = moe.shared_size
+        inner, ranks = moe.shared_size, split.shared
     hidden, inner = config.hidden_size, most_channels(inner, ranks)
     names = ("gate_proj", "up_proj") if config.is_gated else ("up_proj",)
     return {block: dict.fromkeys(names, (hidden, inner)) | {"down_proj": (inner, hidden)}}

@@ -18,7 +18,7 @@ from runtime.models.config.config_files import decode
 from runtime.models.config.deepseek_hybrid_config import DeepSeekHybridEncoder, read_deepseek_hybrid
 from runtime.models.config.deepseek_ocr_config import DeepSeekOcrEncoder, read_deepseek_ocr
 from runtime.models.config.dual_config import DualImages
-from runtime.models.config.encoder_parts import check_activation, num_computed_layers, num_kept_rows
+from runtime.models.config.encoder_parts import check_activation, num_computed_layers
 from runtime.models.config.gemma_vision_config import Gemma3Encoder, read_gemma3
 from runtime.models.config.glm_vision_config import GlmVisionEncoder, read_glm4v
 from runtime.models.config.internvl_config import InternVlEncoder, read_internvl, read_internvl_chat
@@ -47,6 +47,9 @@ from runtime.models.config.siglip_config import (
 from runtime.models.config.transformers_config import has_media
 from runtime.models.config.transformers_media import TransformersEncoder, read_transformers_media
 from runtime.models.config.whisper_config import WHISPER, WhisperEncoder, read_whisper
+
+KEPT_BYTES = 256 << 20  # of encodings that the ranks keep
+NUMBER_BYTES = 4  # of a number in a row, at most
 
 
 class HfClip(Struct, frozen=True):
@@ -108,11 +111,6 @@ class LlavaEncoder(Struct, frozen=True, kw_only=True):
         return self.tower.num_patches + self.keeps_class
 
     @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
-
-    @property
     def num_weights(self) -> int:
         """Numbers in all weights."""
         tower, size = self.tower, self.tower.hidden_size
@@ -156,9 +154,14 @@ def with_encoder(encoding: str, decoder: int, encoder: int) -> int:
     return {"alone": encoder, "elsewhere": decoder}.get(encoding, decoder + encoder)
 
 
+def num_kept_rows(encoder: MediaConfig) -> int:
+    """Rows that the ranks keep of what was encoded (scheduling/encodings.py), at least one."""
+    return max(KEPT_BYTES // (NUMBER_BYTES * encoder.output_size), 1)
+
+
 def kept_bytes(encoder: MediaConfig | None, item: int) -> int:
     """Bytes of the rows that the ranks keep, of `item` bytes a number; None: there is no encoder."""
-    return 0 if encoder is None else encoder.num_kept * encoder.output_size * item
+    return 0 if encoder is None else num_kept_rows(encoder) * encoder.output_size * item
 
 
 def sees_whole_images(encoder: MediaConfig | None) -> bool:

@@ -8,7 +8,7 @@ from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import contradiction, num_kept_rows
+from runtime.models.config.encoder_parts import contradiction
 from runtime.models.config.gemma_vision_config import HfSiglip
 from runtime.models.config.siglip_config import tower_of
 
@@ -48,11 +48,6 @@ class MiniCpmVEncoder(Struct, frozen=True, kw_only=True):
     def merge_size(self) -> int:
         """Rows and columns of patches that become one row of the encoding."""
         return WINDOW if self.joined_layer is None else WINDOW**2
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:

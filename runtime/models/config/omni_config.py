@@ -176,11 +176,6 @@ class OmniEncoder(Struct, frozen=True, kw_only=True):
         return self.vision.output_size
 
     @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of what was encoded (scheduling/encodings.py)."""
-        return self.vision.num_kept
-
-    @property
     def num_weights(self) -> int:
         """Numbers in all weights."""
         return self.vision.num_weights + self.audio.num_weights

@@ -10,7 +10,7 @@ from runtime.errors import ModelError
 from runtime.media_kind import MediaKind
 from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import check_activation, num_kept_rows
+from runtime.models.config.encoder_parts import check_activation
 from runtime.models.config.gemma_vision_config import HfSiglip
 
 EDGES = (384, 768, 1152, 1536, 1920, 2304)
@@ -71,11 +71,6 @@ class OneVisionEncoder(Struct, frozen=True, kw_only=True):
     def frame_rows(self) -> int:
         """Rows that a frame of a video is encoded to."""
         return ceil(self.side / 2) ** 2
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:

@@ -9,7 +9,7 @@ from runtime.errors import ModelError
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import check_activation, num_computed_layers, num_kept_rows
+from runtime.models.config.encoder_parts import check_activation, num_computed_layers
 
 
 class HfAxialRope(Struct, frozen=True):
@@ -93,11 +93,6 @@ class PixtralEncoder(Struct, frozen=True, kw_only=True):
     def unit(self) -> int:
         """Height and width in pixels of what becomes one row of the encoding."""
         return self.patch_size * self.merge_size
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:

@@ -8,7 +8,7 @@ from runtime.errors import ModelError
 from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import MomentMarks, check_activation, num_kept_rows
+from runtime.models.config.encoder_parts import MomentMarks, check_activation
 
 
 class HfVision2(Struct, frozen=True):
@@ -95,11 +95,6 @@ class QwenVlEncoder(Struct, frozen=True, kw_only=True, tag=True):
     def is_full(self, index: int) -> bool:
         """Whether a layer attends to whole images."""
         return not self.window_patches or index in self.full_layers
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:

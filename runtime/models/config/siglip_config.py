@@ -9,12 +9,7 @@ from runtime.media_kind import MediaKind
 from runtime.models.config import sizes
 from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import (
-    check_activation,
-    contradiction,
-    num_computed_layers,
-    num_kept_rows,
-)
+from runtime.models.config.encoder_parts import check_activation, contradiction, num_computed_layers
 from runtime.models.config.gemma_vision_config import HfSiglip
 
 # how images are prepared, and which tokens stand for one
@@ -87,11 +82,6 @@ class SiglipEncoder(Struct, frozen=True, kw_only=True):
     def num_rows(self) -> int:
         """Rows that a tile is encoded to."""
         return self.tower.num_patches // self.merge_size**2
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of images that were encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
     @property
     def num_weights(self) -> int:

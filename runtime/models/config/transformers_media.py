@@ -14,7 +14,6 @@ from runtime.errors import ModelError
 from runtime.json_value import Fields, JsonDict
 from runtime.media_kind import MediaKind
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import num_kept_rows
 from runtime.models.config.transformers_source import config_defaults, part_defaults, source_of
 from runtime.regular_file import read_regular
 
@@ -77,11 +76,6 @@ class TransformersEncoder(Struct, frozen=True, kw_only=True):
     def kinds(self) -> frozenset[MediaKind]:
         """What it takes."""
         return frozenset(kind for kind, _ in self.row_ids)
-
-    @property
-    def num_kept(self) -> int:
-        """Rows that the ranks keep of what was encoded (scheduling/encodings.py)."""
-        return num_kept_rows(self.output_size)
 
 
 def text_fields(fields: JsonDict) -> JsonDict:

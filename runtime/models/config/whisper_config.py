@@ -14,7 +14,7 @@ from runtime.models.config.audio_config import STRIDE
 from runtime.models.config.block import ACTIVATIONS as BLOCK_ACTIVATIONS
 from runtime.models.config.block import LearnedPositions
 from runtime.models.config.config_files import decode
-from runtime.models.config.encoder_parts import check_activation, num_kept_rows
+from runtime.models.config.encoder_parts import check_activation
 from runtime.models.config.families import decoded
 from runtime.models.config.family import Family
 from runtime.models.config.renames import Renames
@@ -98,11 +98,6 @@ class WhisperEncoder(Struct, frozen=True, kw_only=True):
     def output_size(self) -> int:
         """Numbers of a sound's row."""
         return self.num_positions * self.hidden_size
-
-    @property
-    def num_kept(self) -> int:
-        """Sounds whose encodings the ranks keep (scheduling/encodings.py)."""
-        return max(num_kept_rows(self.output_size), 1)
 
     @property
     def num_weights(self) -> int:

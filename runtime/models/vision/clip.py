@@ -20,6 +20,7 @@ from runtime.layers.parallel.replicated import (
 from runtime.layers.weight import Layer, WeightOnly
 from runtime.models.config.clip_config import ClipTower
 from runtime.models.vision.activations import activate
+from runtime.models.vision.slices import Slices, through
 
 
 def cut_patches(pixels: Tensor, patch: int) -> Tensor:
@@ -104,9 +105,7 @@ class ClipVisionTower(Layer):
         self.pre_layrnorm = LayerNorm(device, dtype, tower.hidden_size, tower.eps)
         self.layers = [ClipLayer(device, dtype, tower) for _ in range(tower.num_layers)]
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def slices(self, pixels: Tensor) -> Slices[Tensor]:
         """[B, 3, height, width] -> [B, 1 + patches, size], the class embedding's vector first."""
         x = self.pre_layrnorm.forward(self.embeddings.forward(pixels))
-        for layer in self.layers:
-            x = layer.forward(x)
-        return x
+        return (yield from through(self.layers, x))

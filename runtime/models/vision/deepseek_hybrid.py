@@ -20,6 +20,7 @@ from runtime.models.config.deepseek_hybrid_config import DeepSeekHybridEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.gemma_vision import SiglipVisionTower
 from runtime.models.vision.sam import Sam, SamDown, SamNeck, channels_first
+from runtime.models.vision.slices import Slices, layer_work, within
 
 
 class HybridAligner(Layer):
@@ -63,20 +64,31 @@ class DeepSeekHybrid(Layer):
         self.alpha = replicated_weight(device, dtype, 1)
         self.aligner = HybridAligner(device, dtype, config)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """The rows [num_rows, hidden] of each image, float32 [N]: its pixels [3, height, width] for
         SAM, then those for SigLIP."""
         large, small = self._sizes
         values = upload(np.concatenate([one.values for one in media]), self.torch_device)
         parts = values.view(len(media), -1).to(self.dtype).split((3 * large**2, 3 * small**2), dim=1)
-        picture, taken = self.sam.forward(parts[0].reshape(-1, 3, large, large), self.taken)
+        split = self._part_of_sam
+        sam = self.sam.slices(parts[0].reshape(-1, 3, large, large), self.taken)
+        picture, taken = yield from within(sam, 0.0, split)
         rows = self._shrunk(picture) + self._shrunk(self.neck.forward(taken)) * self.alpha.tensor
-        x = self.vision_tower.forward(parts[1].reshape(-1, 3, small, small))
+        siglip = self.vision_tower.slices(parts[1].reshape(-1, 3, small, small))
+        x = yield from within(siglip, split, 1.0)
         return list(self.aligner.forward(x, rows))
 
     @property
     def _sizes(self) -> tuple[int, int]:
         return self.config.sam.image_size, self.config.tower.image_size
+
+    @property
+    def _part_of_sam(self) -> float:
+        """The part of the work that SAM's tower does."""
+        tower, side = self.config.tower, self.config.sam.image_size // self.config.sam.patch_size
+        sam = sum(self.sam.works(side, side))
+        count = self.config.side**2
+        return sam / (sam + tower.num_layers * layer_work(count, tower.hidden_size, count))
 
     def _shrunk(self, picture: Tensor) -> Tensor:
         """[B, rows, columns, channels] -> one vector for each patch of SigLIP, [B, rows, last channels]."""

@@ -28,7 +28,8 @@ from runtime.models.config.renames import Renames
 from runtime.models.vision.mlp import GatedMlp
 from runtime.models.vision.qwen_vl import rotated
 from runtime.models.vision.rotary import axis_angles
-from runtime.models.vision.sam import Sam, SamDown, channels_first
+from runtime.models.vision.sam import SAM_SHRINKS, Sam, SamDown, channels_first
+from runtime.models.vision.slices import Slices, layer_work, through, within
 
 
 class QueryAttention(Layer):
@@ -113,12 +114,14 @@ class DeepSeekOcr(Layer):
         self.projector = ReplicatedLinear(device, dtype, size, config.output_size, bias=True)
         self.view_separator = replicated_weight(device, dtype, config.output_size)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """The rows [num_rows, hidden] of tiles of images, or of whole images behind whose rows a separator
         stands; all have one size, float32 [3, height, width]. The grid has whether they are whole."""
         is_whole = media[0].grid[0] > 1
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
-        picture, _ = self.sam_model.forward(pixels.view(len(media), *media[0].shape).to(self.dtype))
+        split = self._part_of_sam(*media[0].shape[1:])
+        sam = self.sam_model.slices(pixels.view(len(media), *media[0].shape).to(self.dtype))
+        picture, _ = yield from within(sam, 0.0, split)
         patches = self.down.forward(channels_first(picture))
         count = patches.shape[1]
         asked = self.query_768 if count <= QUERIES["query_768"] else self.query_1024
@@ -127,10 +130,17 @@ class DeepSeekOcr(Layer):
         places = torch.arange(x.shape[1], device=x.device)
         mask = (places <= places[:, None]) | ((places < count) & (places[:, None] < count))
         angles = axis_angles(places, self.config.hidden_size // self.config.num_heads, self.config.theta)
-        for layer in self.layers:
-            x = layer.forward(x, mask, angles.cos(), angles.sin())
+        layers = through(self.layers, x, mask, angles.cos(), angles.sin())
+        x = yield from within(layers, split, 1.0)
         rows = self.projector.forward(self.norm.forward(x[:, count:]))
         if is_whole:
             last = self.view_separator.tensor.expand(len(media), 1, -1)
             rows = torch.cat((rows, last), dim=1)
         return list(rows)
+
+    def _part_of_sam(self, height: int, width: int) -> float:
+        """The part of the work that SAM's tower does, for pictures of so many pixels."""
+        patch, size = self.sam_model.patch_size, self.config.hidden_size
+        sam = sum(self.sam_model.works(height // patch, width // patch))
+        count = 2 * (height // patch) * (width // patch) // SAM_SHRINKS  # patches, and as many queries
+        return sam / (sam + len(self.layers) * layer_work(count, size, count))

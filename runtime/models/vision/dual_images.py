@@ -25,6 +25,7 @@ from runtime.models.config.renames import Renames
 from runtime.models.vision.clip import ClipEmbeddings, ClipLayer
 from runtime.models.vision.mlp import PlainMlp
 from runtime.models.vision.patches import PatchProjection
+from runtime.models.vision.slices import Slices, through
 
 
 class SiglipEmbeddings(Layer):
@@ -126,7 +127,7 @@ class DualImageEncoder(Layer):
         self.layers = [ClipLayer(device, dtype, tower) for _ in range(tower.num_layers)]
         self.post_layernorm = LayerNorm(device, dtype, size, tower.eps)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """The vector [1, output size] of each image, float32 [3, image_size, image_size], or NaFlex's patches
         [L, 3 * patch_size^2]."""
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
@@ -136,8 +137,7 @@ class DualImageEncoder(Layer):
         else:
             x = self.embeddings.forward(pixels)
         x = x if self.pre_layrnorm is None else self.pre_layrnorm.forward(x)
-        for layer in self.layers:
-            x = layer.forward(x)
+        x = yield from through(self.layers, x)
         if self.head is not None:
             return list(self.head.forward(self.post_layernorm.forward(x)))
         assert self.visual_projection is not None, "CLIP projects"

@@ -22,6 +22,7 @@ from runtime.models.config.clip_config import ClipTower
 from runtime.models.config.gemma_vision_config import Gemma3Encoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.clip import ClipLayer, cut_patches
+from runtime.models.vision.slices import Slices, through
 
 
 class SiglipProjection(Layer):
@@ -66,11 +67,9 @@ class SiglipVisionTower(Layer):
             LayerNorm(device, dtype, tower.hidden_size, tower.eps) if has_last_norm else None
         )
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def slices(self, pixels: Tensor) -> Slices[Tensor]:
         """[B, 3, height, width] -> [B, patches, size]."""
-        x = self.embeddings.forward(pixels)
-        for layer in self.layers:
-            x = layer.forward(x)
+        x = yield from through(self.layers, self.embeddings.forward(pixels))
         return x if self.post_layernorm is None else self.post_layernorm.forward(x)
 
 
@@ -109,9 +108,9 @@ class Gemma3Vision(Layer):
         self.vision_tower = SiglipVisionTower(device, dtype, config.tower)
         self.multi_modal_projector = PoolingProjector(device, dtype, config)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """The rows [num_rows, hidden] of each image, float32 [3, image_size, image_size]."""
         shape = len(media), 3, self.image_size, self.image_size
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
-        x = self.vision_tower.forward(pixels.view(shape).to(self.dtype))
+        x = yield from self.vision_tower.slices(pixels.view(shape).to(self.dtype))
         return list(self.multi_modal_projector.forward(x))

@@ -24,6 +24,7 @@ from runtime.models.config.renames import Renames
 from runtime.models.vision.activations import activate
 from runtime.models.vision.learned_positions import cubic_taps, table_entries
 from runtime.models.vision.qwen_vl import Block, PatchEmbedding, patch_angles, patch_places
+from runtime.models.vision.slices import Slices
 
 MERGER_EPS = 1e-5  # of the norm in the merger
 
@@ -81,8 +82,8 @@ class GlmVision(Layer):
         self.downsample = Downsample(device, dtype, config)
         self.merger = GlmMerger(device, dtype, config)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """See QwenVl.encode."""
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
+        """See QwenVl.slices."""
         config, (count, rows, columns) = self.config, media[0].grid
         patches = upload(np.concatenate([one.values for one in media]), self.torch_device)
         x = self.patch_embed.forward(patches.view(-1, *media[0].shape[1:]).to(self.dtype))
@@ -93,8 +94,9 @@ class GlmVision(Layer):
             upload_int64(places.ravel(), self.torch_device).view(-1, 2), config.head_dim // 2
         )
         whole = [torch.arange(len(places), device=self.torch_device).unsqueeze(0)]
-        for block in self.blocks:
+        for index, block in enumerate(self.blocks):
             x = block.forward(x, whole, cos, sin)
+            yield (index + 1) / len(self.blocks)
         merged = self.merger.forward(self.downsample.forward(self.post_layernorm.forward(x)))
         return list(merged.reshape(len(media), -1, config.output_size))
 

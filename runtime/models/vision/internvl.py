@@ -22,6 +22,7 @@ from runtime.models.config.renames import Renames
 from runtime.models.vision.activations import activate
 from runtime.models.vision.mlp import PlainMlp
 from runtime.models.vision.patches import PatchProjection, join_squares
+from runtime.models.vision.slices import Slices, through
 
 PROJECTOR_EPS = 1e-5
 HEAD_EPS = 1e-6
@@ -130,11 +131,9 @@ class TileTower(Layer):
         if config.has_last_norm:
             self.layernorm = LayerNorm(device, dtype, config.hidden_size, config.eps)
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def slices(self, pixels: Tensor) -> Slices[Tensor]:
         """[B, 3, height, width] -> [B, patches, size]."""
-        x = self.embeddings.forward(pixels)
-        for layer in self.layers:
-            x = layer.forward(x)
+        x = yield from through(self.layers, self.embeddings.forward(pixels))
         return (x if self.layernorm is None else self.layernorm.forward(x))[:, 1:]
 
 
@@ -165,10 +164,10 @@ class InternVl(Layer):
         self.vision_tower = TileTower(device, dtype, config)
         self.multi_modal_projector = TileProjector(device, dtype, config)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """The rows [num_rows, hidden] of each image; all have equally many tiles, float32
         [tiles, 3, size, size]."""
         count, *shape = media[0].shape
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
-        x = self.vision_tower.forward(pixels.view(len(media) * count, *shape).to(self.dtype))
+        x = yield from self.vision_tower.slices(pixels.view(len(media) * count, *shape).to(self.dtype))
         return list(self.multi_modal_projector.forward(x).reshape(len(media), -1, self.output_size))

@@ -24,6 +24,7 @@ from runtime.models.vision.clip import cut_patches
 from runtime.models.vision.mlp import PlainMlp
 from runtime.models.vision.patches import join_squares
 from runtime.models.vision.rotary import axis_angles, rotated_pairs
+from runtime.models.vision.slices import Slices, through
 
 EPS = 1e-5
 
@@ -89,15 +90,13 @@ class Llama4Tower(Layer):
         self.layernorm_post = LayerNorm(device, dtype, size, EPS)
         self.vision_adapter = Llama4Adapter(device, dtype, config)
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def slices(self, pixels: Tensor) -> Slices[Tensor]:
         """[B, 3, height, width] -> [B, rows, adapter's output]."""
         x = linear(cut_patches(pixels, self.config.patch_size), self.patch_embedding.weight.tensor)
         last = self.class_embedding.tensor.expand(len(x), 1, -1)
         x = torch.cat((x, last), dim=1) + self.positional_embedding_vlm.tensor
         x = self.layernorm_pre.forward(x)
-        cos, sin = self._angles(x.device)
-        for layer in self.layers:
-            x = layer.forward(x, cos, sin)
+        x = yield from through(self.layers, x, *self._angles(x.device))
         return self.vision_adapter.forward(self.layernorm_post.forward(x)[:, :-1])
 
     def _angles(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -131,10 +130,10 @@ class Llama4Vision(Layer):
             device, dtype, config.adapter_output, config.output_size, bias=False
         )
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """The rows [num_rows, hidden] of each image; all have equally many tiles, float32
         [tiles, 3, size, size]."""
         count, *shape = media[0].shape
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
-        x = self.vision_model.forward(pixels.view(len(media) * count, *shape).to(self.dtype))
+        x = yield from self.vision_model.slices(pixels.view(len(media) * count, *shape).to(self.dtype))
         return list(self.projector.forward(x).reshape(len(media), -1, self.output_size))

@@ -16,6 +16,7 @@ from runtime.models.config.onevision_config import OneVisionEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.activations import activate
 from runtime.models.vision.clip import ClipVisionTower
+from runtime.models.vision.slices import Slices
 
 
 class Projector(Layer):
@@ -49,9 +50,9 @@ class Llava(Layer):
         self.vision_tower = ClipVisionTower(device, dtype, config.tower)
         self.multi_modal_projector = Projector(device, dtype, config)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """Of each image, float32 [3, image_size, image_size], its rows [num_rows, hidden]."""
         shape = len(media), 3, self.image_size, self.image_size
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
-        x = self.vision_tower.forward(pixels.view(shape).to(self.dtype))
+        x = yield from self.vision_tower.slices(pixels.view(shape).to(self.dtype))
         return list(self.multi_modal_projector.forward(x if self.keeps_class else x[:, 1:]))

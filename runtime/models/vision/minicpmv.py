@@ -24,6 +24,7 @@ from runtime.models.vision.activations import activate
 from runtime.models.vision.clip import ClipAttention, ClipLayer
 from runtime.models.vision.gemma_vision import SiglipProjection
 from runtime.models.vision.patches import join_grid, nearest
+from runtime.models.vision.slices import Slices, parts_done
 
 MERGER_EPS = 1e-6
 
@@ -101,15 +102,18 @@ class MiniCpmV(Layer):
         self.vit_merger = WindowMerger(device, dtype, config)
         self.merger = MiniCpmMerger(device, dtype, config)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """Patches of images, float32 [L, 3, height, width] each, row by row -> of each its rows, [L /
         merge_size^2, hidden]."""
         _, rows, columns = media[0].grid
         patches = upload(np.concatenate([one.values for one in media]), self.torch_device)
         x = self.embeddings.forward(patches.view(len(media), *media[0].shape).to(self.dtype), rows, columns)
-        for index, layer in enumerate(self.layers):
+        joined = len(self.layers) if self.joined_layer is None else self.joined_layer + 1
+        works = [WINDOW**2] * joined + [1] * (len(self.layers) - joined)
+        for index, (layer, done) in enumerate(zip(self.layers, parts_done(works), strict=True)):
             x = layer.forward(x)
             if index == self.joined_layer:
                 x = self.vit_merger.forward(x, rows, columns)
                 rows, columns = rows // WINDOW, columns // WINDOW
+            yield done
         return list(self.merger.forward(self.post_layernorm.forward(x), rows, columns))

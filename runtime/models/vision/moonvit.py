@@ -26,6 +26,7 @@ from runtime.models.vision.gemma_vision import SiglipProjection
 from runtime.models.vision.learned_positions import cubic_taps, table_entries
 from runtime.models.vision.qwen_vl import patch_places
 from runtime.models.vision.rotary import axis_angles, rotated_pairs
+from runtime.models.vision.slices import Slices, through
 
 EPS = 1e-5
 
@@ -113,7 +114,7 @@ class MoonVit(Layer):
         self.final_layernorm = LayerNorm(device, dtype, config.hidden_size, EPS)
         self.projector = MoonVitProjector(device, dtype, config)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """Patches of images, float32 [L, 3, height, width] each -> of each its embeddings, [L / merge_size^2,
         hidden]."""
         _, rows, columns = media[0].grid
@@ -122,9 +123,7 @@ class MoonVit(Layer):
         x = self.patch_embed.forward(
             patches.view(len(media), *media[0].shape).to(self.dtype), places, rows, columns
         )
-        cos, sin = self._angles(places)
-        for layer in self.layers:
-            x = layer.forward(x, cos, sin)
+        x = yield from through(self.layers, x, *self._angles(places))
         return list(self.projector.forward(self.final_layernorm.forward(x)))
 
     def _angles(self, places: np.ndarray) -> tuple[Tensor, Tensor]:

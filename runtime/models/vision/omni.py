@@ -17,6 +17,7 @@ from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.qwen3_vl import Qwen3Vl
 from runtime.models.vision.qwen_vl import QwenVl
+from runtime.models.vision.slices import Slices
 
 SOUND_DIMENSIONS = 2  # of a spectrogram; patches have more
 PARTS: Renames = (("visual.", "media_encoder.vision."), ("audio_tower.", "media_encoder.audio."))
@@ -57,12 +58,12 @@ class Omni(Layer):
             self.vision = QwenVl(device, dtype, config.vision)
             self.audio = PartTower(device, dtype, config.audio)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """Images and videos as the encoder of images; spectrograms of sounds, float32 [mels, frames], all of
         one length -> of each its rows, [rows, output size]. What rows of images add behind the text model's
         first layers is zero in those of sounds."""
         if len(media[0].shape) != SOUND_DIMENSIONS:
-            return self.vision.encode(media)
+            return (yield from self.vision.slices(media))
         mels = upload(np.concatenate([one.values for one in media]), self.torch_device)
-        rows = self.audio.forward(mels.view(len(media), *media[0].shape).to(self.dtype))
+        rows = yield from self.audio.slices(mels.view(len(media), *media[0].shape).to(self.dtype))
         return list(pad(rows, (0, self.output_size - rows.shape[-1])))

@@ -21,6 +21,7 @@ from runtime.models.config.onevision_config import OneVisionEncoder, TileGrid
 from runtime.models.config.renames import Renames
 from runtime.models.vision.gemma_vision import SiglipVisionTower
 from runtime.models.vision.llava import Projector
+from runtime.models.vision.slices import Slices
 
 
 class OneVision(Layer):
@@ -41,11 +42,11 @@ class OneVision(Layer):
         self.multi_modal_projector = Projector(device, dtype, config)
         self.image_newline = replicated_weight(device, dtype, config.output_size)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """Tiles or frames, float32 [N, 3, image_size, image_size] of each -> of each its rows, [rows,
         hidden]. The grids have N, and the height and width of the image in pixels: 0 of a video."""
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
-        x = self.vision_tower.forward(pixels.view(-1, *media[0].shape[1:]).to(self.dtype))
+        x = yield from self.vision_tower.slices(pixels.view(-1, *media[0].shape[1:]).to(self.dtype))
         count, height, width = media[0].grid
         of_each = self.multi_modal_projector.forward(x).unflatten(0, (len(media), count))
         if not height:

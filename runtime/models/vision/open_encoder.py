@@ -47,6 +47,7 @@ from runtime.models.vision.pixtral import Pixtral
 from runtime.models.vision.qwen3_vl import Qwen3Vl
 from runtime.models.vision.qwen_vl import QwenVl
 from runtime.models.vision.siglip import Siglip
+from runtime.models.vision.slices import Slices
 
 
 class MediaEncoder(Protocol):
@@ -62,8 +63,9 @@ class MediaEncoder(Protocol):
         """See Layer.children."""
         ...
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """Encodes images or sounds of one shape together. -> of each its rows, [rows, hidden]"""
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
+        """Encodes images or sounds of one shape together, and stops behind each layer. -> of each its rows,
+        [rows, hidden]"""
         ...
 
 

@@ -24,6 +24,7 @@ from runtime.models.vision.activations import activate
 from runtime.models.vision.mlp import GatedMlp
 from runtime.models.vision.patches import PatchProjection
 from runtime.models.vision.qwen_vl import rotated
+from runtime.models.vision.slices import Slices, through
 
 EPS = 1e-5
 
@@ -71,13 +72,10 @@ class PixtralTower(Layer):
         self.ln_pre = RMSNorm(device, dtype, config.hidden_size, EPS, may_have_bias=False)
         self.layers = [PixtralLayer(device, dtype, config) for _ in range(config.num_layers)]
 
-    def forward(self, pixels: Tensor, rows: int, columns: int) -> Tensor:
+    def slices(self, pixels: Tensor, rows: int, columns: int) -> Slices[Tensor]:
         """[B, 3, height, width] of `rows` x `columns` patches -> [B, patches, size]."""
         x = self.ln_pre.forward(self.patch_conv.forward(pixels))
-        cos, sin = self._angles(rows, columns, x.device)
-        for layer in self.layers:
-            x = layer.forward(x, cos, sin)
-        return x
+        return (yield from through(self.layers, x, *self._angles(rows, columns, x.device)))
 
     def _angles(self, rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines, float32 [rows * columns, head size / 2] each. Rows have every other of the
@@ -141,10 +139,10 @@ class Pixtral(Layer):
         self.vision_tower = PixtralTower(device, dtype, config)
         self.multi_modal_projector = PixtralProjector(device, dtype, config)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """The rows [num_rows, hidden] of each image; all have one size, float32 [3, height, width]."""
         shape = media[0].shape
         rows, columns = (side // self.patch_size for side in shape[1:])
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
-        x = self.vision_tower.forward(pixels.view(len(media), *shape).to(self.dtype), rows, columns)
+        x = yield from self.vision_tower.slices(pixels.view(len(media), *shape).to(self.dtype), rows, columns)
         return list(self.multi_modal_projector.forward(x, rows, columns))

@@ -19,6 +19,7 @@ from runtime.models.config.qwen3_vl_config import Qwen3VlEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.learned_positions import linear_taps, table_entries
 from runtime.models.vision.qwen_vl import Block, PatchEmbedding, patch_angles, patch_places
+from runtime.models.vision.slices import Slices
 
 
 class Merger(Layer):
@@ -56,8 +57,8 @@ class Qwen3Vl(Layer):
             Merger(device, dtype, config, norms_merged=True) for _ in config.deepstack_layers
         ]
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
-        """As QwenVl.encode, -> of each its rows, [L / merge_size^2, hidden * (1 + deepstack layers)]."""
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
+        """As QwenVl.slices, -> of each its rows, [L / merge_size^2, hidden * (1 + deepstack layers)]."""
         config, (count, rows, columns) = self.config, media[0].grid
         patches = upload(np.concatenate([one.values for one in media]), self.torch_device)
         x = self.patch_embed.forward(patches.view(-1, *media[0].shape[1:]).to(self.dtype))
@@ -74,6 +75,7 @@ class Qwen3Vl(Layer):
             if index in config.deepstack_layers:
                 merger = self.deepstack_merger_list[config.deepstack_layers.index(index)]
                 features[index] = merger.forward(x)
+            yield (index + 1) / len(self.blocks)
         rows_of_all = torch.cat((self.merger.forward(x), *features.values()), dim=-1)
         return list(rows_of_all.reshape(len(media), -1, config.output_size))
 

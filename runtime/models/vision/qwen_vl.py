@@ -27,6 +27,7 @@ from runtime.messages.media import MediaValues
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
 from runtime.models.config.renames import Renames
 from runtime.models.vision.activations import activate
+from runtime.models.vision.slices import Slices, layer_work, parts_done
 
 THETA = 10000.0
 
@@ -176,7 +177,7 @@ class QwenVl(Layer):
         self.blocks = [Block(device, dtype, config) for _ in range(config.num_layers)]
         self.merger = Merger(device, dtype, config)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """Patches of images, float32 [L, 3, height, width] each, or of videos, [L, 3, frames, height, width]
         -> of each its embeddings, [L / merge_size^2, hidden]. The patches of a video attend within their
         moment alone, as those of an image."""
@@ -193,9 +194,20 @@ class QwenVl(Layer):
             upload_int64(group.ravel(), self.torch_device).view(group.shape)
             for group in windows_of(places, config.window_patches)
         ]
-        for index, block in enumerate(self.blocks):
-            x = block.forward(x, whole if config.is_full(index) else windows, cos, sin)
+        for index, done in enumerate(self._parts_done(len(places))):
+            groups = whole if config.is_full(index) else windows
+            x = self.blocks[index].forward(x, groups, cos, sin)
+            yield done
         return list(self.merger.forward(x).reshape(len(media), -1, config.output_size))
+
+    def _parts_done(self, count: int) -> list[float]:
+        """The part of the work that is done behind each block, for images of so many patches."""
+        config = self.config
+        attended = [
+            count if config.is_full(index) else min(config.window_patches**2, count)
+            for index in range(config.num_layers)
+        ]
+        return parts_done([layer_work(count, config.hidden_size, one) for one in attended])
 
 
 def patch_angles(places: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,10 @@ from runtime.models.config.deepseek_ocr_config import SamTower
 from runtime.models.vision.activations import activate
 from runtime.models.vision.clip import cut_patches
 from runtime.models.vision.gemma_vision import SiglipProjection
+from runtime.models.vision.slices import Slices, layer_work, parts_done
 
 NECK_EPS = 1e-6
+SAM_SHRINKS = 16  # patches that SamDown makes one vector of
 
 
 class SamAttention(Layer):
@@ -142,7 +144,7 @@ class Sam(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, tower: SamTower) -> None:
         size = tower.hidden_size
-        self.patch_size = tower.patch_size
+        self.patch_size, self.hidden_size = tower.patch_size, size
         self.patch_embed = SiglipProjection(device, dtype, size, tower.patch_size)
         self.pos_embed = (
             replicated_weight(device, dtype, 1, tower.side, tower.side, size) if tower.has_positions else None
@@ -150,7 +152,7 @@ class Sam(Layer):
         self.layers = [SamLayer(device, dtype, tower, index) for index in range(tower.num_layers)]
         self.neck = SamNeck(device, dtype, tower)
 
-    def forward(self, pixels: Tensor, taken: int = 0) -> tuple[Tensor, Tensor]:
+    def slices(self, pixels: Tensor, taken: int = 0) -> Slices[tuple[Tensor, Tensor]]:
         """[B, 3, height, width] -> what the neck gives, [B, rows, columns, channels], and what layer `taken`
         does, [B, rows, columns, size]."""
         rows, columns = (side // self.patch_size for side in pixels.shape[2:])
@@ -158,11 +160,19 @@ class Sam(Layer):
         if self.pos_embed is not None:
             x = x + resized(self.pos_embed.tensor, rows, columns)
         found = x
-        for index, layer in enumerate(self.layers):
+        works = self.works(rows, columns)
+        for index, (layer, done) in enumerate(zip(self.layers, parts_done(works), strict=True)):
             x = layer.forward(x)
             if index == taken:
                 found = x
+            yield done
         return self.neck.forward(x), found
+
+    def works(self, rows: int, columns: int) -> list[float]:
+        """Work of each layer on a picture of so many rows and columns of patches."""
+        count = rows * columns
+        attended = [min(layer.window**2 or count, count) for layer in self.layers]
+        return [layer_work(count, self.hidden_size, one) for one in attended]
 
 
 def resized(table: Tensor, rows: int, columns: int) -> Tensor:

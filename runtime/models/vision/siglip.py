@@ -22,6 +22,7 @@ from runtime.models.config.renames import Renames
 from runtime.models.config.siglip_config import SiglipEncoder
 from runtime.models.vision.gemma_vision import SiglipEmbeddings, SiglipVisionTower
 from runtime.models.vision.patches import join_squares, nearest
+from runtime.models.vision.slices import Slices
 
 
 class NearestEmbeddings(SiglipEmbeddings):
@@ -93,10 +94,10 @@ class Siglip(Layer):
             self.vision_tower.embeddings = NearestEmbeddings(device, dtype, config.tower)
         self.connector = SiglipConnector(device, dtype, config)
 
-    def encode(self, media: Sequence[MediaValues]) -> list[Tensor]:
+    def slices(self, media: Sequence[MediaValues]) -> Slices[list[Tensor]]:
         """The rows [num_rows, hidden] of each image; all have equally many tiles, float32
         [tiles, 3, size, size]."""
         count, *shape = media[0].shape
         pixels = upload(np.concatenate([one.values for one in media]), self.torch_device)
-        x = self.vision_tower.forward(pixels.view(len(media) * count, *shape).to(self.dtype))
+        x = yield from self.vision_tower.slices(pixels.view(len(media) * count, *shape).to(self.dtype))
         return list(self.connector.forward(x).reshape(len(media), -1, self.output_size))

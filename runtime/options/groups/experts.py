@@ -7,7 +7,17 @@ from msgspec import Meta
 
 from runtime.devices.facts import DeviceFacts
 from runtime.messages.experts import Dispatch
-from runtime.options.declare import Count, Derived, Fraction, Group, Whole, on_device, option, superseded
+from runtime.options.declare import (
+    Count,
+    Derived,
+    Fraction,
+    Group,
+    Whole,
+    on_device,
+    option,
+    refused,
+    superseded,
+)
 
 MoeRunner = Literal[
     "auto",
@@ -138,10 +148,10 @@ class Experts(Group, frozen=True, kw_only=True):
     ] = None
     elastic_ep_backend: A[
         Literal["none", "mooncake"] | None,
-        option(
+        refused(
             "What goes on without the experts of a rank that failed.",
-            missing="mooncake: a lost rank is replaced with all others of its replica, and their requests "
-            "outlive it",
+            "it takes collectives that outlive a lost rank, and those of NCCL, HCCL and gloo do not; all "
+            "ranks of the replica start again here, and its requests outlive them",
         ),
     ] = None
     mooncake_ib_device: A[

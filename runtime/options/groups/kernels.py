@@ -75,9 +75,10 @@ class Kernels(Group, frozen=True, kw_only=True):
     mm_attention_backend: A[
         Literal["sdpa", "fa3", "fa4", "triton_attn", "ascend_attn", "aiter_attn"] | Auto,
         option(
-            "Kernels of attention in image and audio towers: sdpa of torch, or ascend_attn on NPUs.",
-            later=("fa3", "fa4", "triton_attn", "aiter_attn"),
-            missing="it is the device's own: that of torch on CPU and CUDA, npu_fusion_attention on NPUs",
+            "Attention in image and audio towers: sdpa of torch; on CUDA also triton_attn, our own; on NPUs "
+            "ascend_attn.",
+            later=("fa3", "fa4", "aiter_attn"),
+            missing="triton_attn has run on no card",
         ),
     ] = "auto"
     nsa_prefill_backend: A[
@@ -187,7 +188,7 @@ class Kernels(Group, frozen=True, kw_only=True):
             "Cut each step's tokens into two micro-batches, and compute one while ranks exchange what the "
             "other needs.",
             note="docs/parallelism.md",
-            missing="steps that are replayed as graphs, and adapters",
+            missing="steps that are replayed as graphs",
         ),
     ] = False
     tbo_token_distribution_threshold: A[
@@ -248,7 +249,7 @@ def sampling_backend(device: DeviceFacts) -> Derived:
 
 def mm_attention_backend(device: DeviceFacts) -> Derived:
     """The device's attention in towers of images and sounds."""
-    return Derived(device.tower_attention, f"{device.name} has one")
+    return Derived(device.tower_attentions[0], f"it is the attention of towers on {device.name}")
 
 
 def fp8_gemm_backend(device: DeviceFacts) -> Derived:

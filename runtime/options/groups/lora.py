@@ -47,9 +47,9 @@ class Lora(Group, frozen=True, kw_only=True):
         Literal["triton", "csgmv", "ascend", "torch_native"] | Auto,
         option(
             "Kernels that compute adapters: triton on CUDA, else torch_native.",
-            later=("csgmv", "ascend"),
+            later=("ascend",),
             missing="other kernels than the device's own",
-            note="SGLang's default is csgmv",
+            note="csgmv, SGLang's default, is another name of triton: rows are computed in tiles of one adapter",
         ),
     ] = "auto"
     max_lora_chunk_size: A[

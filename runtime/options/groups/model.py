@@ -230,12 +230,10 @@ def context_length(model: ModelFacts) -> Derived:
     return Derived(model.context_len, "config.json says so")
 
 
-def enable_multimodal(model: ModelFacts, has_attention_groups: bool) -> Derived:
-    """Images are taken where there is an encoder for them, and no attention groups."""
+def enable_multimodal(model: ModelFacts) -> Derived:
+    """Images are taken where there is an encoder for them."""
     if model.media is None:
         return Derived(False, "this runtime has no encoder of the model")
-    if has_attention_groups:
-        return Derived(False, "attention groups (--enable-dp-attention) encode nothing")
     return Derived(True, "the model has an encoder")
 
 

@@ -48,10 +48,11 @@ class Parallel(Group, frozen=True, kw_only=True):
     ] = 1
     moe_data_parallel_size: A[
         Count,
-        option(
+        refused(
             "Groups of ranks among which expert layers are replicated.",
+            "groups that have all experts share no layer, and are replicas (--data-parallel-size); "
+            "--moe-a2a-backend deepep divides tokens, and holds each expert once",
             aliases=("--moe-dp-size",),
-            missing="values above 1: groups that share no layers are replicas (--data-parallel-size)",
         ),
     ] = 1
     pipeline_parallel_size: A[
@@ -105,8 +106,7 @@ class Parallel(Group, frozen=True, kw_only=True):
         option(
             "Divide the ranks into --data-parallel-size groups that have requests of their own and share all "
             "but attention.",
-            note="docs/parallelism.md; over NCCL and HCCL it has not been tried",
-            missing="adapters, and models other than plain decoders and those of DeepSeek",
+            note="decoders of all families; docs/parallelism.md; over NCCL and HCCL it has not been tried",
         ),
     ] = False
     enable_dp_lm_head: A[

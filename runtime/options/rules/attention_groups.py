@@ -7,7 +7,6 @@ from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
 
 # (option, its value when off, why groups do not have it)
 NOT_WITH_GROUPS = (
-    ("enable_lora", False, "layers that all groups share would need the adapters of the tokens of each"),
     ("enable_memory_saver", False, "the pages of all groups would have to be given up at once"),
     ("enable_piecewise_cuda_graph", False, "graphs hold no exchange between groups"),
     ("cpu_offload_gb", 0, "it has not been tried"),
@@ -57,15 +56,5 @@ def dense_layers_are_of_moe(plan: Plan, model: ModelFacts, device: DeviceFacts) 
     return None
 
 
-def experts_stand_in_feed_forwards(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Groups add up what feed-forwards return of the tokens of all, and know of no experts beside them."""
-    if not plan.parallel.enable_dp_attention or model.moe is None or not model.moe.is_shortcut:
-        return None
-    return (
-        "--enable-dp-attention does not go with this model, whose experts stand beside its feed-forwards; "
-        "leave it out"
-    )
-
-
 OPTION_RULES: tuple[OptionRule, ...] = (groups_have_what_they_can, dense_layers_are_shared_or_whole)
-PLAN_RULES: tuple[PlanRule, ...] = (dense_layers_are_of_moe, experts_stand_in_feed_forwards)
+PLAN_RULES: tuple[PlanRule, ...] = (dense_layers_are_of_moe,)

@@ -20,6 +20,11 @@ OptionRule = Callable[
 PlanRule = Callable[[Plan, ModelFacts, DeviceFacts], str | None]  # what this model or device cannot do
 
 
+def first_of(reasons: Mapping[str, bool]) -> str | None:
+    """The first reason that applies; None: none does."""
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
 def flag(name: str) -> str:
     """The flag of an option by the name of its field."""
     return by_name()[name].flag

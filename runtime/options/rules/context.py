@@ -3,7 +3,7 @@
 from runtime.devices.facts import DeviceFacts
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
-from runtime.options.rules.base import PlanRule
+from runtime.options.rules.base import PlanRule, first_of
 
 
 def sparse_attention_is_asked_for(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
@@ -51,10 +51,9 @@ def prompts_can_be_shared(plan: Plan, model: ModelFacts, device: DeviceFacts) ->
         and model.mla is not None
         and model.mla.indexer is None,
     }
-    for reason, applies in reasons.items():
-        if applies:
-            return f"--attention-context-parallel-size above 1 is not possible: {reason}; leave one out"
-    return None
+    if (reason := first_of(reasons)) is None:
+        return None
+    return f"--attention-context-parallel-size above 1 is not possible: {reason}; leave one out"
 
 
 PLAN_RULES: tuple[PlanRule, ...] = (sparse_attention_is_asked_for, prompts_can_be_shared)

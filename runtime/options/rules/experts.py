@@ -45,36 +45,6 @@ def records_hold_steps(options: Values) -> str | None:
     return None
 
 
-def groups_with_all_experts_are_replicas(options: Values) -> str | None:
-    """--moe-data-parallel-size is 1: other values divide what is divided otherwise here."""
-    count, ranks = options["moe_data_parallel_size"], options["tensor_parallel_size"]
-    if count == 1:
-        return None
-    if options["enable_dp_attention"] and options["data_parallel_size"] == count and ranks % count == 0:
-        return (
-            f"--moe-data-parallel-size {count} gives each attention group all experts, so that groups have "
-            "nothing in common and would wait for each other in vain: they are replicas; take "
-            f"--tensor-parallel-size {ranks // count} --data-parallel-size {count} without "
-            "--enable-dp-attention and without it"
-        )
-    return (
-        f"--moe-data-parallel-size {count} makes {count} groups of ranks compute all experts, each for its "
-        "part of the tokens, which takes as many times the memory; take --moe-a2a-backend deepep, which "
-        "divides tokens and holds each expert once, or --data-parallel-size for replicas"
-    )
-
-
-def lost_ranks_are_replaced(options: Values) -> str | None:
-    """--elastic-ep-backend: no exchange here goes on without a rank."""
-    if options["elastic_ep_backend"] in (None, "none"):
-        return None
-    return (
-        f"--elastic-ep-backend {options['elastic_ep_backend']} goes on without the experts and the requests "
-        "of a lost rank, which takes collectives that outlive one; those of NCCL, HCCL and gloo do not. Here "
-        "all ranks of the replica start again, and its requests outlive them; leave it out"
-    )
-
-
 # options of places of experts, and their values without any
 PLACES: tuple[tuple[str, Value], ...] = (
     ("enable_eplb", False),
@@ -225,8 +195,6 @@ def shared_experts_have_others(plan: Plan, model: ModelFacts, device: DeviceFact
 OPTION_RULES: tuple[OptionRule, ...] = (
     experts_fit_ranks,
     records_hold_steps,
-    groups_with_all_experts_are_replicas,
-    lost_ranks_are_replaced,
     places_need_spread_experts,
     placing_needs_files,
 )

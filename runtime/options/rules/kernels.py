@@ -141,12 +141,12 @@ def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) 
 
 
 def towers_have_the_devices_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """Towers of images and sounds have one attention on each device."""
-    if (backend := plan.kernels.mm_attention_backend) == device.tower_attention:
+    """The device has the chosen attention of towers of images and sounds."""
+    if (backend := plan.kernels.mm_attention_backend) in device.tower_attentions:
         return None
     return (
         f"--mm-attention-backend {backend} is not possible on {device.name}, whose towers have "
-        f"{device.tower_attention}; leave it out"
+        f"{' and '.join(device.tower_attentions)}; leave it out"
     )
 
 

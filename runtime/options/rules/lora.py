@@ -45,19 +45,10 @@ def adapters_fit(options: Values) -> str | None:
     return None
 
 
-def adapters_see_all_tokens(options: Values) -> str | None:
-    """Adapters are not supported together with an all-to-all backend, where ranks compute shared experts for
-    a shard of the tokens."""
-    if options["lora_paths"] or options["enable_lora"] is True:
-        if options["moe_a2a_backend"] != "none":
-            return f"adapters do not go with --moe-a2a-backend {options['moe_a2a_backend']}; leave one out"
-    return None
-
-
 def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """--lora-backend names the kernels that the device has."""
     own = lora_backend(device).value
-    if plan.lora.lora_backend != own:
+    if plan.lora.lora_backend != own and (plan.lora.lora_backend, own) != ("csgmv", "triton"):
         return (
             f"--lora-backend {plan.lora.lora_backend} is not possible on {device.name}, which has {own}; "
             "leave it out"
@@ -65,6 +56,6 @@ def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) 
     return None
 
 
-OPTION_RULES: tuple[OptionRule, ...] = (adapters_are_described, adapters_fit, adapters_see_all_tokens)
+OPTION_RULES: tuple[OptionRule, ...] = (adapters_are_described, adapters_fit)
 
 PLAN_RULES: tuple[PlanRule, ...] = (kernels_are_the_devices,)

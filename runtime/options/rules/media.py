@@ -9,7 +9,7 @@ from runtime.models.config.transformers_media import TransformersEncoder
 from runtime.models.config.whisper_config import WhisperEncoder
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
-from runtime.options.rules.base import OptionRule, PlanRule, Values
+from runtime.options.rules.base import OptionRule, PlanRule, Values, first_of
 
 
 def limits_name_media(options: Values) -> str | None:
@@ -74,7 +74,7 @@ def sounds_are_attended_to(plan: Plan, model: ModelFacts, device: DeviceFacts) -
         return None
     speculation, parallel = plan.speculation.in_force, plan.parallel
     reasons = {
-        "--enable-multimodal false": not plan.model.enable_multimodal and not parallel.enable_dp_attention,
+        "--enable-multimodal false": not plan.model.enable_multimodal,
         "--pipeline-parallel-size above 1": parallel.pipeline_parallel_size > 1,
         "--enable-dp-attention": parallel.enable_dp_attention,
         "--attention-context-parallel-size above 1": parallel.attention_context_parallel_size > 1,
@@ -83,10 +83,9 @@ def sounds_are_attended_to(plan: Plan, model: ModelFacts, device: DeviceFacts) -
         "--enable-lora": plan.lora.enable_lora,
         "--disaggregation-mode": plan.disaggregation.disaggregation_mode != "null",
     }
-    for option, applies in reasons.items():
-        if applies:
-            return f"{option} is not possible: the model attends to a sound in every layer; leave it out"
-    return None
+    if (option := first_of(reasons)) is None:
+        return None
+    return f"{option} is not possible: the model attends to a sound in every layer; leave it out"
 
 
 def encoders_can_be_apart(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:

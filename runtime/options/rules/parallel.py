@@ -3,7 +3,7 @@
 from runtime.devices.facts import DeviceFacts
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
-from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
+from runtime.options.rules.base import OptionRule, PlanRule, Values, first_of, flag
 
 # (option, its value when off, why several nodes do not have it)
 NOT_ON_NODES = (
@@ -172,10 +172,9 @@ def inputs_are_scattered_over_ranks(plan: Plan, model: ModelFacts, device: Devic
         ),
         "is for models that generate; leave it out": model.pooling is not None,
     }
-    for reason, applies in reasons.items():
-        if applies:
-            return f"--enable-attn-tp-input-scattered {reason}"
-    return None
+    if (reason := first_of(reasons)) is None:
+        return None
+    return f"--enable-attn-tp-input-scattered {reason}"
 
 
 def two_batches_have_an_exchange(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
@@ -195,10 +194,9 @@ def two_batches_have_an_exchange(plan: Plan, model: ModelFacts, device: DeviceFa
         "--attention-backend, or leave it out": "flashinfer"
         in (kernels.prefill_attention_backend, kernels.decode_attention_backend),
     }
-    for reason, applies in reasons.items():
-        if applies:
-            return f"--enable-two-batch-overlap {reason}"
-    return None
+    if (reason := first_of(reasons)) is None:
+        return None
+    return f"--enable-two-batch-overlap {reason}"
 
 
 def parts_of_a_card_share_nothing(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
@@ -223,10 +221,9 @@ def parts_of_a_card_share_nothing(plan: Plan, model: ModelFacts, device: DeviceF
         ),
         "is for models that generate; leave it out": model.pooling is not None,
     }
-    for reason, applies in reasons.items():
-        if applies:
-            return f"--enable-pdmux {reason}"
-    return None
+    if (reason := first_of(reasons)) is None:
+        return None
+    return f"--enable-pdmux {reason}"
 
 
 def single_batches_have_shared_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:

@@ -4,7 +4,7 @@ from runtime.devices.facts import DeviceFacts
 from runtime.models.config.media_config import num_deepstack
 from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
-from runtime.options.rules.base import PlanRule
+from runtime.options.rules.base import PlanRule, first_of
 
 
 def stages_have_layers(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
@@ -42,10 +42,9 @@ def stages_compute_all(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
         "--enable-expert-distribution-metrics, --enable-eplb), are those of all layers "
         "together": plan.expert_steps is not None,
     }
-    for reason, applies in reasons.items():
-        if applies:
-            return f"--pipeline-parallel-size above 1 is not possible: {reason}; leave one out"
-    return None
+    if (reason := first_of(reasons)) is None:
+        return None
+    return f"--pipeline-parallel-size above 1 is not possible: {reason}; leave one out"
 
 
 def first_stage_adds_features(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:

@@ -70,6 +70,29 @@ def root_path_is_a_path(options: Values) -> str | None:
     return None
 
 
+def origins_have_no_path(options: Values) -> str | None:
+    """--cors-origins are as browsers send them: a scheme and a host, and no slash at the end."""
+    for origin in options["cors_origins"] or ():
+        if origin not in ("*", "null") and not fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+            return (
+                f"--cors-origins {origin} is no origin, and no page would have it; give scheme and host "
+                "without a path, like https://app.example"
+            )
+    return None
+
+
+def hosts_are_names(options: Values) -> str | None:
+    """--allowed-hosts are names or addresses, without a scheme, a port or a pattern."""
+    names = options["allowed_hosts"]
+    for name in () if names == "auto" else names:
+        if name != "*" and not fullmatch(r"[\w.-]+|\[?[0-9a-fA-F.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*\]?", name):
+            return (
+                f"--allowed-hosts {name} is no name of a host, and no request would have it; give names "
+                "without scheme, port and pattern, like llm.example"
+            )
+    return None
+
+
 def grpc_serves_no_http(options: Values) -> str | None:
     """Options that only HTTP has are not set together with --grpc-mode."""
     table = by_name()
@@ -82,16 +105,12 @@ def grpc_serves_no_http(options: Values) -> str | None:
 
 
 def images_need_an_encoder(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """--enable-multimodal is given for models whose encoder there is, without attention groups."""
-    if not plan.model.enable_multimodal:
-        return None
-    if model.media is None:
+    """--enable-multimodal is given for models whose encoder there is."""
+    if plan.model.enable_multimodal and model.media is None:
         return (
             "--enable-multimodal: this runtime has no encoder of this model, and serves its text alone; "
             "leave it out"
         )
-    if plan.parallel.enable_dp_attention:
-        return "--enable-multimodal: attention groups encode nothing; leave out that or --enable-dp-attention"
     return None
 
 
@@ -198,6 +217,8 @@ OPTION_RULES: tuple[OptionRule, ...] = (
     served_name_is_possible,
     keys_fit_a_header,
     root_path_is_a_path,
+    origins_have_no_path,
+    hosts_are_names,
     grpc_serves_no_http,
     labels_have_names,
     bounds_have_a_form,

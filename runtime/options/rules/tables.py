@@ -108,7 +108,6 @@ EXCLUDES: tuple[tuple[str, str], ...] = (
     ("enable_pdmux", "forward_hooks"),
     ("enable_pdmux", "cpu_offload_gb"),
     ("enable_pdmux", "offload_group_size"),
-    ("enable_two_batch_overlap", "enable_lora"),
     ("enable_two_batch_overlap", "enable_torch_symm_mem"),
     ("enable_two_batch_overlap", "enable_symm_mem"),
     ("enable_symm_mem", "enable_torch_symm_mem"),

@@ -8,6 +8,7 @@ be the match's next ones, and drafts are those behind them.
 
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 
 from runtime.cache.sequence import Sequence
 from runtime.messages.speculation import Speculation
@@ -249,33 +250,23 @@ class NgramDrafter(Drafter):
         length = self.options.max_window
         tail = reader.tokens[-length:].tolist()
         is_first = self.options.match_type == "BFS" and self.breadth == 1
-        found: list[tuple[int, bool, int]] = []
         self._looks += 1
         chance = self.chances.usual(self.lengths[-1])
         tries_short = self._looks % SHORT_LOOKS == 0 or self.pace.pays(chance)
-        for number, shared in enumerate(self.corpus.windows if tries_short else self.corpus.windows[:1]):
-            if len(tail) < shared.length:
+        for number in range(len(self.lengths) if tries_short else 1):
+            size = self.lengths[number]
+            if len(tail) < size:
                 continue
-            window = tail[-shared.length :]
-            count = most if shared.length >= LONG else min(most, FEW_CANDIDATES)
-            if reader.windows:
-                own = reader.windows[number].places(reader.tokens, window, count)
-            else:
-                own = scanned(reader.tokens, shared.length, count) if len(reader.tokens) <= SCANNED else []
-            others = shared.places(self.corpus.tokens, window, count)
-            for is_own, places in ((True, own), (False, others)):
-                for place in places:
-                    before = self._before(reader, is_own, place, length)
-                    matched = _common(before, tail)
-                    if matched < shared.length:
-                        continue
+            found: list[tuple[int, bool, int]] = []
+            for is_own, place in candidates(self.corpus, reader, number, tail[-size:], most):
+                matched = _common(self._before(reader, is_own, place, length), tail)
+                if matched >= size:
                     found.append((matched, is_own, place + 1))
                     if is_first and matched == length:
                         return found[-1:]
             if found:
-                found.sort(key=lambda one: -one[0])
-                return found
-        return found
+                return sorted(found, key=lambda one: -one[0])
+        return []
 
     def _before(self, reader: Reader, is_own: bool, place: int, count: int) -> list[int]:
         if is_own:
@@ -331,6 +322,24 @@ def tree(ways: list[list[int]], count: int, *, by_depth: bool) -> Draft | None:
     order.sort()
     places = {0: 0} | {node: place for place, node in enumerate(order, 1)}
     return Draft([tokens[node] for node in order], [places[parents[node]] for node in order])
+
+
+def candidates(
+    corpus: Corpus, reader: Reader, number: int, window: list[int], most: int
+) -> Iterator[tuple[bool, int]]:
+    """Where `window`, the last tokens, may have stood before: whether in the sequence's own tokens, and the
+    place of its last token. `number`: of the window's length."""
+    count = most if len(window) >= LONG else min(most, FEW_CANDIDATES)
+    if reader.windows:
+        own = reader.windows[number].places(reader.tokens, window, count)
+    elif len(reader.tokens) <= SCANNED:
+        own = scanned(reader.tokens, len(window), count)
+    else:
+        own = []
+    for place in own:
+        yield True, place
+    for place in corpus.windows[number].places(corpus.tokens, window, count):
+        yield False, place
 
 
 def _common(one: list[int], other: list[int]) -> int:

@@ -1,11 +1,12 @@
-"""One of two ranks whose captures fail, run as a process by test_failing.py. Arguments: rank, model folder,
-rendezvous.
+"""One of two ranks whose captures fail, run as a process by test_failing.py. Arguments: descriptors of jobs
+and answers. Reads a job: rank, model folder, rendezvous.
 
-Prints what became of each capture, a JSON line each: one that fails on both ranks alike, one whose greedy
+Answers what became of each capture, a JSON line each: one that fails on both ranks alike, one whose greedy
 tape fails on rank 1, one that comes off, and one in whose trial run rank 1 fails between two exchanges.
 """
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -20,10 +21,11 @@ from tests.devices.drive import start
 
 
 def main() -> None:
-    rank = int(sys.argv[1])
+    jobs, answers = (os.fdopen(int(fd), mode) for fd, mode in zip(sys.argv[1:], "rw", strict=True))
+    rank, folder, place = json.loads(jobs.readline())
     open_executor.DEVICES["taped"] = "tests.devices.taped"
     executor: Any
-    executor, _ = start(sys.argv[2], rank, tp_size=2, rendezvous=sys.argv[3], device="taped")
+    executor, _ = start(folder, rank, tp_size=2, rendezvous=place, device="taped")
     executor.runner.graph_setup = GraphSetup([1, 2, 3, 4])
     executor.runner.graphs, _, _ = open_graphs(executor.runner)
     mlp = executor.runner.model.layers[0].mlp
@@ -35,7 +37,8 @@ def main() -> None:
 
     def capture(size: int) -> None:
         found = executor.capture(size)
-        print(json.dumps([found.error, found.is_fatal, executor.runner.graphs.ready]), flush=True)
+        answer = [found.error, found.is_fatal, executor.runner.graphs.ready]
+        print(json.dumps(answer), file=answers, flush=True)
 
     mlp.forward = full
     capture(1)

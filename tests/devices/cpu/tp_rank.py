@@ -1,11 +1,12 @@
-"""One of the processes of ranks.py: reads a job a line, plans the same steps on every rank, and answers with
-a line of JSON.
+"""One of the processes of ranks.py. Arguments: descriptors of jobs and answers. Reads a job a line, plans the
+same steps on every rank, and answers with a line of JSON.
 
 Of each model: tokens as far as this rank knows them, its last tokens, its own weights' bytes, and log
 probabilities.
 """
 
 import json
+import os
 import sys
 from itertools import count
 from pathlib import Path
@@ -139,12 +140,13 @@ def answer(
 def main() -> None:
     open_executor.DEVICES["taped"] = "tests.devices.taped"
     open_executor.DEVICES["summing"] = "tests.devices.cuda.summing"
-    for line in sys.stdin:
+    jobs, answers = (os.fdopen(int(fd), mode) for fd, mode in zip(sys.argv[1:], "rw", strict=True))
+    for line in jobs:
         job = json.loads(line)
         models, methods = job.pop("models"), job.pop("methods")
         if not models:
             exchange(job["rank"], methods)
-        print(json.dumps([answer(*model, **job) for model in models]), flush=True)
+        print(json.dumps([answer(*model, **job) for model in models]), file=answers, flush=True)
 
 
 if __name__ == "__main__":

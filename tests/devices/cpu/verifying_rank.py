@@ -1,12 +1,13 @@
 """One of two ranks that draft and verify with captured steps, run as a process by
-tests/ranks/test_verify_graphs.py. Arguments: rank, model folder, rendezvous, algorithm, folder of the draft
-model.
+tests/ranks/test_verify_graphs.py. Arguments: descriptors of jobs and answers. Reads a job: rank, model
+folder, rendezvous, algorithm, folder of the draft model, prompts.
 
-Prints a JSON line: the tokens behind each prompt, which rank 0 alone is told, each slot's last token, and how
-many graphs were replayed.
+Answers with a line of JSON: the tokens behind each prompt, which rank 0 alone is told, each slot's last
+token, and how many graphs were replayed.
 """
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -14,21 +15,20 @@ import torch
 
 from runtime.ranks import open_executor
 from runtime.scheduling.drafts import Draft
-from tests.devices.drive import Planner, sampling, start
-from tests.ranks.test_own_drafts import speculation
-from tests.ranks.test_verify import PROMPTS
+from tests.devices.drive import Planner, sampling, speculation, start
 
 STEPS = 8
 SIZES = [2, 4]
 
 
 def main() -> None:
-    rank, folder, rendezvous, algorithm, draft = sys.argv[1:]
+    jobs, answers = (os.fdopen(int(fd), mode) for fd, mode in zip(sys.argv[1:], "rw", strict=True))
+    rank, folder, rendezvous, algorithm, draft, prompts = json.loads(jobs.readline())
     open_executor.DEVICES["taped"] = "tests.devices.taped"
     executor: Any
     executor, ready = start(
         folder,
-        int(rank),
+        rank,
         tp_size=2,
         rendezvous=rendezvous,
         device="taped",
@@ -38,7 +38,7 @@ def main() -> None:
     )
     planner = Planner(executor, ready, 4)
     planner.follows = True
-    rows = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(PROMPTS)]
+    rows = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(prompts)]
     for row in rows:
         # rank 1 is not told what is accepted: pages for whatever it may be
         row.pages = [planner.free.pop() for _ in range((len(row.tokens) + 5 * STEPS) // 4 + 2)]
@@ -51,8 +51,8 @@ def main() -> None:
         "last": executor.runner.slots.last_token[: len(rows)].tolist(),
         "replays": executor.tapes.replays - before,
     }
-    print(json.dumps(found), flush=True)
     executor.close()
+    print(json.dumps(found), file=answers, flush=True)
 
 
 if __name__ == "__main__":

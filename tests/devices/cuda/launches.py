@@ -29,6 +29,7 @@ from runtime.devices.cuda.moe import CudaExperts
 from runtime.devices.cuda.norm_sums import NormSums
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.cuda.page_copies import copy_pages
+from runtime.devices.cuda.towers import TritonTowers
 from runtime.devices.cuda.weights import pack_dense
 from runtime.devices.lora import LoraWeights
 from runtime.devices.operands import NormInputs, Seen, SlotParams, SlotTensors
@@ -345,6 +346,21 @@ def states(gpu: Gpu) -> None:
         steps.delta((heads, heads, heads, decay, rate), torch.zeros(2, 32, 128, 128), slots)
 
 
+def towers(gpu: Gpu) -> None:
+    """Towers of Qwen2.5-VL (whole images and windows), of SigLIP, whose pooling has one query, and of
+    Whisper; and one in float32."""
+    attend, bf16 = TritonTowers(gpu), torch.bfloat16
+    for count, keys, heads, dim in (
+        (4096, 4096, 16, 80),
+        (64, 64, 16, 80),
+        (729, 729, 16, 72),
+        (1, 729, 16, 72),
+    ):
+        attend(*(torch.empty(1, heads, num, dim, dtype=bf16) for num in (count, keys, keys)))
+    for dim, dtype in ((64, bf16), (128, bf16), (80, torch.float32)):
+        attend(*(torch.empty(1, 4, 1500, dim, dtype=dtype) for _ in range(3)))
+
+
 LAUNCHES = {
     "attend": attend,
     "llama": llama,
@@ -363,4 +379,5 @@ LAUNCHES = {
     "packings": packings,
     "adapted": adapted,
     "states": states,
+    "towers": towers,
 }

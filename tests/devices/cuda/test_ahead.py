@@ -28,6 +28,8 @@ SLACK = 1.05
 GEMV_REGISTERS = 128  # of which a multiprocessor has room for four programs
 # kernels between products that start before those ahead have ended
 EARLY = ("add_rms_norm_kernel", "prepare_heads_kernel", "paged_attention_kernel")
+# of towers' attention: 128 keys of heads of 80 numbers, of 72, of 64 and of 128
+TOWER_LOOPS = (522, 509, 462, 517)
 REGISTERS = 243  # of a thread, the most of any kernel
 
 ROOT = Path(__file__).parents[3]
@@ -99,6 +101,19 @@ def test_latent_roles_compile(cache: Path) -> None:
     for one in made:
         short, long = one["loops"]
         assert short <= SLACK * LATENT_LOOPS[1] and long <= SLACK * LATENT_LOOPS[0], one["loops"]
+
+
+@pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")
+def test_attention_of_towers_compiles(cache: Path) -> None:
+    """Large tiles by groups of warps; none spills, and heads of 72 numbers are read by 16 bytes, as those of
+    80 are."""
+    made = compiled(["towers"], cache)
+    assert len(made) == 7 and not [one for one in made if one["stack_bytes"]], made
+    large = [one for one in made if one["constants"]["M"] == "128"]
+    assert len(large) == 4 and all(one["wgmma"] for one in large)
+    found = [one["loops"][0] for one in large]
+    assert all(0 < count <= SLACK * most for count, most in zip(found, TOWER_LOOPS, strict=True)), found
+    assert all(one["shared_bytes"] <= 227 << 10 for one in made)
 
 
 @pytest.mark.skipif(HAS_GPU, reason="a GPU compiles them itself")

@@ -213,7 +213,7 @@ def graphs(folder: str, num_steps: str) -> dict[str, Any]:
         used.add(id(graph))
         graph.check(*args, **kwargs)
 
-    double.execute = execute  # type: ignore[method-assign]
+    double.execute = execute  # type: ignore[assignment, method-assign]
     no_gpu.install(ARCH, lambda *args: None)
     message = started(folder, "auto")
     with ZeroedMemory():

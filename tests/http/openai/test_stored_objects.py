@@ -99,6 +99,8 @@ async def test_files_come_back_as_they_went(tmp_path: Path) -> None:
         assert (await client.files.content(file.id)).content == data
         assert [f.id async for f in client.files.list()] == [other.id, file.id]
         assert [f.id async for f in client.files.list(order="asc", limit=1)] == [file.id, other.id]
+        with pytest.raises(openai.BadRequestError, match="order must be asc or desc"):
+            await client.files.list(order="up")  # type: ignore[arg-type]
         assert [f.id async for f in client.files.list(purpose="batch")] == [other.id]
     async with storing(tmp_path) as (client, _):
         assert await client.files.retrieve(file.id) == file

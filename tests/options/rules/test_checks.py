@@ -41,6 +41,8 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ),
     ({"load_format": "private"}, "--load-format private stands for loaders", {"load_format": "pt"}),
     ({"served_model_name": "a:b"}, "holds a colon", {"served_model_name": "ab"}),
+    ({"cors_origins": ("https://a.example/",)}, "is no origin", {"cors_origins": ("https://a.example",)}),
+    ({"allowed_hosts": ("a:80",)}, "is no name of a host", {"allowed_hosts": ("a", "::1", "10.0.0.1", "*")}),
     ({"api_key": "a b"}, "can't carry", {"api_key": "ab"}),
     ({"fastapi_root_path": "llm/"}, "must begin with /", {"fastapi_root_path": "/llm"}),
     (
@@ -160,22 +162,6 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         {"speculative_eagle_topk": 1},
     ),
     *DRAFT_CASES,
-    (
-        {
-            "moe_data_parallel_size": 2,
-            "tensor_parallel_size": 8,
-            "enable_dp_attention": True,
-            "data_parallel_size": 2,
-        },
-        "take --tensor-parallel-size 4 --data-parallel-size 2 without --enable-dp-attention",
-        {"moe_data_parallel_size": 1},
-    ),
-    (
-        {"moe_data_parallel_size": 2, "tensor_parallel_size": 8},
-        "take --moe-a2a-backend deepep, which divides tokens",
-        {"moe_data_parallel_size": 1},
-    ),
-    ({"elastic_ep_backend": "mooncake"}, "collectives that outlive one", {"elastic_ep_backend": "none"}),
     ({"lora_paths": ("a",), "enable_lora": False}, "--no-enable-lora", {"enable_lora": True}),
     (
         {"enable_lora": True},
@@ -192,11 +178,6 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         {"lora_paths": tuple("abc"), "max_loaded_loras": 2, "max_loras_per_batch": 2},
         "names 3 adapters",
         {"max_loaded_loras": 3},
-    ),
-    (
-        {"lora_paths": ("a",), "moe_a2a_backend": "deepep"},
-        "adapters do not go with",
-        {"moe_a2a_backend": "none"},
     ),
     (
         {

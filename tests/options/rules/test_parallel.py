@@ -33,7 +33,11 @@ class Shared(Sparse):
         ("--tp 2 --enable-two-batch-overlap", Model, ""),
         ("--tp 2 --tbo-token-distribution-threshold 0 --enable-two-batch-overlap", Sparse, ""),
         ("--enable-two-batch-overlap", Model, "does nothing with one rank"),
-        ("--tp 2 --enable-two-batch-overlap --enable-lora", Model, "--enable-two-batch-overlap"),
+        (
+            "--tp 2 --enable-two-batch-overlap --enable-lora --max-lora-rank 8 --lora-target-modules all",
+            Model,
+            "",
+        ),
         ("--tp 2 --pp-size 2 --enable-two-batch-overlap", Model, ""),
         ("--tp 2 --enable-two-batch-overlap", Recurrent, ""),
         ("--tp 2 --attn-cp-size 2 --enable-two-batch-overlap", Model, ""),

@@ -1,6 +1,8 @@
 """Items of the input and output of /v1/responses, and the chat messages that stand for them in a chat
 template."""
 
+import base64
+
 from runtime.errors import InvalidRequest
 from runtime.http.openai.completion_request import Function, Message, Part, SourcePart, ToolCall
 from runtime.http.openai.custom_tools import arguments_of
@@ -17,17 +19,19 @@ PREFIXES = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
+    "compaction": "cmp",
 }
+SUMMARY = "summary."  # what stands before the base64 of a summary in a compaction item of this server
 # parts with an image -> the fields that may have it
 FILES = {"input_image": ("image_url",), "input_file": ("file_data", "file_url")}
 TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text")
 
 
-def items_of(value: str | list[Item]) -> list[Item]:
-    """The input as a list of complete items. Raises InvalidRequest."""
+def items_of(value: str | list[Item], field: str = "input") -> list[Item]:
+    """The value of a field as a list of complete items. Raises InvalidRequest."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
-    return [_item(item, f"input[{i}]") for i, item in enumerate(value)]
+    return [_item(item, f"{field}[{i}]") for i, item in enumerate(value)]
 
 
 def _item(item: Item, path: str) -> Item:
@@ -37,6 +41,8 @@ def _item(item: Item, path: str) -> Item:
             f"{path}: items of type {kind} are not served here; {', '.join(PREFIXES)} are",
             param=f"{path}.type",
         )
+    if not isinstance(item.get("id", ""), str | None):
+        raise InvalidRequest(f"{path}.id must be a text; leave it out", param=f"{path}.id")
     item = (
         {"id": new_id(PREFIXES[kind])}
         | {key: value for key, value in item.items() if value is not None}
@@ -48,12 +54,12 @@ def _item(item: Item, path: str) -> Item:
     return item
 
 
-def messages_of(instructions: str | None, items: list[Item]) -> list[Message]:
-    """The chat messages of a list of items: consecutive reasoning, text and calls of the assistant become one
-    message. Raises InvalidRequest."""
+def messages_of(instructions: str | None, items: list[Item], field: str = "input") -> list[Message]:
+    """The chat messages of a list of items, which `field` names: consecutive reasoning, text and calls of the
+    assistant become one message. Raises InvalidRequest."""
     messages = [] if instructions is None else [Message(role="system", content=instructions)]
     for i, item in enumerate(items):
-        path = f"input[{i}]"
+        path = f"{field}[{i}]"
         match item["type"]:
             case "message" if item.get("role") == "assistant":
                 message = _assistant(messages)
@@ -66,6 +72,10 @@ def messages_of(instructions: str | None, items: list[Item]) -> list[Message]:
                 message.reasoning_content = (message.reasoning_content or "") + _text(
                     item.get("content") or [], f"{path}.content"
                 )
+            case "compaction":
+                message = _assistant(messages)
+                summary = f"Summary of the conversation so far:\n{_summary_of(item, path)}"
+                message.content = f"{message.content or ''}{summary}"
             case "function_call" | "custom_tool_call" as kind:
                 message = _assistant(messages)
                 name = model_name(_string(item, "name", path), item.get("namespace"))
@@ -89,6 +99,21 @@ def messages_of(instructions: str | None, items: list[Item]) -> list[Message]:
                     )
                 )
     return messages
+
+
+def _summary_of(item: Item, path: str) -> str:
+    """The text of a compaction item, which responses/compact.py has written."""
+    content = _string(item, "encrypted_content", path)
+    try:
+        if not content.startswith(SUMMARY):
+            raise ValueError
+        return base64.b64decode(content.removeprefix(SUMMARY), validate=True).decode()
+    except ValueError:
+        raise InvalidRequest(
+            f"{path}.encrypted_content is not of this server's /v1/responses/compact; send the items "
+            "themselves",
+            param=f"{path}.encrypted_content",
+        ) from None
 
 
 def _assistant(messages: list[Message]) -> Message:

@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from runtime.http.openai.completion_response import CachedTokens, ChatTokenLogprob, OutputTokens
+from runtime.http.openai.responses.response_request import ConversationName
 from runtime.json_value import JsonDict
 
 
@@ -80,6 +81,7 @@ class Response(Struct, kw_only=True, forbid_unknown_fields=True):
     truncation: str
     usage: ResponseUsage | None
     user: str | None
+    conversation: ConversationName | None = None
 
 
 class ResponseEvent(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -41,13 +41,21 @@ class ReasoningOptions(Struct, forbid_unknown_fields=True):
     generate_summary: str | None = None
 
 
+class ConversationName(Struct, forbid_unknown_fields=True):
+    """`conversation` as an object."""
+
+    id: str
+
+
 class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/responses."""
 
-    input: str | A[list[JsonDict], Meta(min_length=1, max_length=MAX_ITEMS)]
+    # left out only where a conversation goes on as it is
+    input: str | A[list[JsonDict], Meta(min_length=1, max_length=MAX_ITEMS)] | None = None
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: str | ConversationName | None = None
     store: bool | None = None
     stream: bool | None = None
     background: bool | None = None
@@ -80,7 +88,6 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_retention: str | None = None
     prompt_cache_options: JsonValue = None
     # not served
-    conversation: JsonValue = None
     prompt: JsonValue = None
     max_tool_calls: JsonValue = None
     context_management: JsonValue = None
@@ -95,9 +102,14 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     previous_response: JsonValue = None
     vllm_xargs: JsonValue = None
 
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation that the response belongs to."""
+        named = self.conversation
+        return named.id if isinstance(named, ConversationName) else named
+
 
 NOT_SERVED = (
-    "conversation",
     "prompt",
     "max_tool_calls",
     "context_management",
@@ -127,5 +139,12 @@ def check(body: ResponseBody) -> None:
                 f"include: {name} is not served here; {', '.join(INCLUDES)} are", param="include"
             )
     tools.check(body.tools)
+    if body.conversation is not None and body.previous_response_id is not None:
+        raise InvalidRequest(
+            "a response belongs to a conversation or continues another one; leave previous_response_id out",
+            param="previous_response_id",
+        )
+    if body.input is None and body.conversation is None and body.previous_response_id is None:
+        raise InvalidRequest("input is missing", param="input")
     if body.background and body.store is False:
         raise InvalidRequest("background needs store: the answer is fetched later", param="store")

@@ -1,10 +1,12 @@
 """The routes of /v1/responses, and the responses that are computed in the background."""
 
+from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from operator import itemgetter
 
 import anyio
+from anyio import from_thread
 from msgspec import Struct, convert
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -19,19 +21,20 @@ from runtime.http.fields.media import MediaParts
 from runtime.http.fields.query import limit_of, whole_number
 from runtime.http.openai.chat import chat_prompt
 from runtime.http.openai.completion_response import Deleted, ItemPage
+from runtime.http.openai.conversations.store import ConversationStore
 from runtime.http.openai.files import page_of
 from runtime.http.openai.responses import response_object as responses
+from runtime.http.openai.responses.compact import CompactAnswerFormat, CompactBody, Compacted, read_compaction
 from runtime.http.openai.responses.response_request import ResponseBody
 from runtime.http.openai.responses.resumable_streams import ResumableStream, ResumableStreams
 from runtime.http.openai.responses.serve import (
     PreparedResponse,
     ResponseAnswerFormat,
     answer,
+    answer_as,
     read_response,
-    with_conversation,
 )
-from runtime.http.openai.responses.store import ResponseStore
-from runtime.http.openai.responses.table import OPEN, StoredResponse
+from runtime.http.openai.responses.store import OPEN, ResponseStore, StoredResponse
 from runtime.http.openai.stored.tasks import StoredTask, StoredTasks
 from runtime.http.operation import Endpoint, Operation, json_response
 from runtime.http.settings import HttpSettings
@@ -83,7 +86,15 @@ INPUT_ITEMS = Operation(
     query=("after", "limit", "order"),
     answers=(ItemPage,),
 )
-OPERATIONS = (CREATE, COUNT, GET, DELETE, CANCEL, INPUT_ITEMS)
+COMPACT = Operation(
+    "POST",
+    "/v1/responses/compact",
+    "A shorter window of items in place of a conversation",
+    body=CompactBody,
+    example={"input": "Hello!"},
+    answers=(Compacted,),
+)
+OPERATIONS = (CREATE, COUNT, COMPACT, GET, DELETE, CANCEL, INPUT_ITEMS)
 
 
 class Running(Struct, frozen=True):
@@ -106,54 +117,81 @@ class Background(Struct, frozen=True):
 class Responses:
     """The responses of one server. Those in the background run in `tasks`."""
 
-    def __init__(self, service: Service, store: ResponseStore, tasks: StoredTasks) -> None:
+    def __init__(
+        self, service: Service, store: ResponseStore, conversations: ConversationStore, tasks: StoredTasks
+    ) -> None:
         self.service = service
         self.store = store
+        self.conversations = conversations
         self.resumable_streams = ResumableStreams(tenant_quota=store.kept.tenant_quota)
         self._running: dict[str, Running] = {}  # by response id, of background responses
         self._tasks = tasks
         if store.table is not None:
-            tasks.start(StoredTask("response_writer", "responses", store.run, store.run))
+            for one in (store, conversations):
+                tasks.start(StoredTask("response_writer", one.name, one.run, one.run))
 
     def routes(self, settings: HttpSettings) -> list[Route]:
         """The routes of /v1/responses."""
         return [
             CREATE.route(self._creating(settings)),
             COUNT.route(self._counting(settings)),
+            COMPACT.route(self._compacting(settings)),
             GET.route(self._get),
             DELETE.route(self._delete),
             CANCEL.route(self._cancel),
             INPUT_ITEMS.route(self._input_items),
         ]
 
+    async def _prepared(
+        self, service: Service, settings: HttpSettings, content: bytes, read: Callable[[bytes], ResponseBody]
+    ) -> tuple[PreparedResponse, list[str]]:
+        """-> the request, and unknown fields of it that were ignored"""
+        body, ignored = settings.unknown_fields.attempt(read, content, CREATE.path)
+        return await PreparedResponse.read(service, self.store, self.conversations, body), ignored
+
     def _creating(self, settings: HttpSettings) -> Endpoint:
         async def create(request: Request) -> ASGIApp:
             service = service_for(self.service, tenant_in(request.scope))
 
-            def serve(prepared: PreparedResponse) -> tuple[PreparedResponse, Answer]:
-                return prepared, answer(service, prepared, self.store.put)
+            async def take(content: bytes) -> tuple[PreparedResponse, list[str], Answer]:
+                prepared, ignored = await self._prepared(service, settings, content, read_response)
+                return prepared, ignored, answer(service, prepared, self._keep)
 
-            def keep(taken: tuple[PreparedResponse, Answer], texts: Mapping[str, EncodedText]) -> bool:
-                prepared, serving = taken
-                prepared.texts = {**prepared.texts, **texts}
-                return serving.exchange.take_files(texts)
-
-            async def take(content: bytes) -> tuple[tuple[PreparedResponse, Answer], list[str]]:
-                asked, ignored = settings.unknown_fields.attempt(read_response, content, CREATE.path)
-                return await with_conversation(service, self.store, asked, serve, keep), ignored
+            def keep(taken: tuple[PreparedResponse, list[str], Answer]) -> bool:
+                prepared, _, serving = taken
+                prepared.texts = body.texts
+                # items join conversations whole
+                return prepared.conversation is None and serving.exchange.take_files(body.texts)
 
             body = await read_cut_body(request.scope, request.receive, settings.max_body_bytes)
-            taken = await attempt_later(body, take, lambda taken: keep(taken[0], body.texts))
-            (prepared, serving), ignored = taken
+            prepared, ignored, serving = await attempt_later(body, take, keep)
             serving.exchange.apply_headers(read_headers(request.headers, settings.label_header))
             serving.interval = settings.stream_interval
             if prepared.body.background:
                 return warned(await self._start(prepared, serving, service.tenant), ignored)
             if prepared.body.store:
                 self.store.check()
+            if prepared.conversation is not None:
+                self.conversations.check()
             return warned(serving, ignored)
 
         return create
+
+    def _keep(self, prepared: PreparedResponse) -> None:
+        """Stores a response at its end, and has its items join their conversation if it did not fail."""
+        if prepared.is_stored:
+            self.store.put(prepared.record(), prepared.texts)
+        if prepared.conversation is None or prepared.response["status"] not in ("completed", "incomplete"):
+            return
+        join = partial(
+            self.conversations.join, prepared.conversation, [*prepared.input, *prepared.response["output"]]
+        )
+        try:
+            get_running_loop()
+        except RuntimeError:  # in a thread, with an answer that is large
+            from_thread.run_sync(join)
+        else:
+            join()
 
     async def _start(self, prepared: PreparedResponse, serving: Answer, tenant: Tenant) -> Response:
         """Starts a background response. Raises Overloaded, StorageFull, StorageUnavailable."""
@@ -186,26 +224,34 @@ class Responses:
         )
         return queued
 
+    def _compacting(self, settings: HttpSettings) -> Endpoint:
+        async def compact(request: Request) -> ASGIApp:
+            service = service_for(self.service, tenant_in(request.scope))
+            body = await read_cut_body(request.scope, request.receive, settings.max_body_bytes)
+            # user messages come back as they are, with the files in them
+            prepared, ignored = await self._prepared(service, settings, body.whole, read_compaction)
+            serving = answer_as(service, prepared, CompactAnswerFormat(service, prepared))
+            serving.exchange.apply_headers(read_headers(request.headers, settings.label_header))
+            return warned(serving, ignored)
+
+        return compact
+
     def _counting(self, settings: HttpSettings) -> Endpoint:
         async def count(request: Request) -> ASGIApp:
             service = service_for(self.service, tenant_in(request.scope))
 
-            def prompt_of(prepared: PreparedResponse) -> tuple[Prompt, list[MediaSource]]:
+            async def take(content: bytes) -> tuple[Prompt, list[MediaSource], list[str]]:
+                prepared, ignored = await self._prepared(service, settings, content, read_response)
                 media = MediaParts(service.card.limits.media_kinds)
-                return chat_prompt(prepared.chat, media), media.sources
+                return chat_prompt(prepared.chat, media), media.sources, ignored
 
-            def keep(taken: tuple[Prompt, list[MediaSource]], texts: Mapping[str, EncodedText]) -> bool:
-                files = put_back_files(taken[1], texts)
+            def keep(taken: tuple[Prompt, list[MediaSource], list[str]]) -> bool:
+                files = put_back_files(taken[1], body.texts)
                 taken[1][:] = files or []
                 return files is not None
 
-            async def take(content: bytes) -> tuple[tuple[Prompt, list[MediaSource]], list[str]]:
-                asked, ignored = settings.unknown_fields.attempt(read_response, content, CREATE.path)
-                return await with_conversation(service, self.store, asked, prompt_of, keep), ignored
-
             body = await read_cut_body(request.scope, request.receive, settings.max_body_bytes)
-            taken = await attempt_later(body, take, lambda taken: keep(taken[0], body.texts))
-            (prompt, sources), ignored = taken
+            prompt, sources, ignored = await attempt_later(body, take, keep)
             ids = await self.service.control.tokenize(prompt, sources)
             tokens = responses.InputTokens("response.input_tokens", len(ids))
             return warned(json_response(tokens), ignored)

@@ -2,18 +2,18 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Self
 
 import msgspec
 from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http.cut_body import attempt
 from runtime.http.errors import decode, renamed
 from runtime.http.fields.model import adapter_named, response_model
 from runtime.http.fields.sampling import SAMPLING_FIELDS
 from runtime.http.openai import chat
 from runtime.http.openai.completion_request import ChatBody, Reasoning
+from runtime.http.openai.conversations.store import ConversationStore, StoredConversation
 from runtime.http.openai.envelope import Meter
 from runtime.http.openai.files import new_id
 from runtime.http.openai.logprobs import chat_logprobs
@@ -21,8 +21,7 @@ from runtime.http.openai.responses import tools
 from runtime.http.openai.responses.items import Item, items_of, messages_of
 from runtime.http.openai.responses.response_object import Response
 from runtime.http.openai.responses.response_request import LOGPROBS, ResponseBody, TextOptions, check
-from runtime.http.openai.responses.store import PreviousResponseNotFound, ResponseStore, conversation_of
-from runtime.http.openai.responses.table import StoredResponse
+from runtime.http.openai.responses.store import ResponseStore, StoredResponse
 from runtime.http.openai.responses.writer import Payload, Writer
 from runtime.http.streaming.answer_format import Output
 from runtime.http.streaming.answer_reader import events_of
@@ -32,8 +31,6 @@ from runtime.json_value import Fields
 from runtime.messages.media import EncodedText
 from runtime.messages.requests import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import Service
-
-T = TypeVar("T")
 
 # field of the request -> its name in /v1/chat/completions
 RENAMED = {"max_output_tokens": "max_completion_tokens"}
@@ -64,12 +61,39 @@ def read_response(content: bytes) -> ResponseBody:
 class PreparedResponse:
     """A checked request: the chat request that it becomes, and the response object without output."""
 
-    def __init__(self, service: Service, body: ResponseBody, context: list[Item], adapter: str) -> None:
+    @classmethod
+    async def read(
+        cls, service: Service, store: ResponseStore, conversations: ConversationStore, body: ResponseBody
+    ) -> Self:
+        """The request with the conversation that it continues. Raises RequestError."""
+        adapter = adapter_named(service.card, body.model)
+        check(body)
+        context: list[Item] = []
+        conversation = None
+        if (before := body.previous_response_id) is not None:
+            context = (await store.find(before, service.tenant, "previous_response_id")).conversation
+        if (named := body.conversation_id) is not None:
+            conversation = await conversations.open(named, service.tenant, "conversation")
+            context = [*conversation.items]
+        made = cls(service, body, context, adapter, conversation)
+        if conversation is not None:
+            conversations.check_number(conversation, len(made.input))
+        return made
+
+    def __init__(
+        self,
+        service: Service,
+        body: ResponseBody,
+        context: list[Item],
+        adapter: str,
+        conversation: StoredConversation | None = None,
+    ) -> None:
         """Raises RequestError."""
         self.body = body
         self.owner = service.tenant.name
         self.context = context
-        self.input = items_of(self.body.input)
+        self.conversation = conversation
+        self.input = [] if body.input is None else items_of(body.input)
         self.chat = chat_body(self.body, [*self.context, *self.input])
         self.chat.lora_path = adapter
         self.response = response_object(self.body, response_model(service.card, self.body.model))
@@ -83,32 +107,6 @@ class PreparedResponse:
     def record(self) -> StoredResponse:
         """The response as it is stored now."""
         return StoredResponse(self.response, self.context, self.input, self.owner)
-
-
-async def with_conversation(
-    service: Service,
-    store: ResponseStore,
-    body: ResponseBody,
-    take: Callable[[PreparedResponse], T],
-    keep: Callable[[T, Mapping[str, EncodedText]], bool],
-) -> T:
-    """What `take` makes of a request with the conversation that it continues: first without the files in
-    that, if `keep` can bring these back. Raises RequestError."""
-    adapter = adapter_named(service.card, body.model)
-    check(body)
-    before = body.previous_response_id
-    if before is None:
-        return take(PreparedResponse(service, body, [], adapter))
-    stored = await store.find_cut(before, service.tenant)
-
-    def read(data: bytes) -> T:
-        return take(PreparedResponse(service, body, conversation_of(data, before), adapter))
-
-    try:
-        return attempt(stored, read, lambda taken: keep(taken, stored.texts))
-    except PreviousResponseNotFound:
-        await store.find(before, service.tenant, "previous_response_id")  # the log gets what is wrong with it
-        raise
 
 
 def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
@@ -190,6 +188,7 @@ def response_object(body: ResponseBody, model: str) -> Payload:
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
+        "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "service_tier": "default",
         "store": body.store is not False,
@@ -205,17 +204,21 @@ def response_object(body: ResponseBody, model: str) -> Payload:
     }
 
 
-Store = Callable[[StoredResponse, Mapping[str, EncodedText]], None]
-"""Takes a complete response, and what marks in it stand for."""
+Store = Callable[[PreparedResponse], None]
+"""Takes a response when it is complete, or has failed."""
 
 
 def answer(service: Service, prepared: PreparedResponse, store: Store) -> Answer:
-    """Raises RequestError. `store` gets the answer when it is complete."""
+    """Raises RequestError. `store` gets the response at its end."""
+    return answer_as(service, prepared, ResponseAnswerFormat(service, prepared, store))
+
+
+def answer_as(service: Service, prepared: PreparedResponse, answer_format: "ResponseAnswerFormat") -> Answer:
+    """The answer to a request in a certain format. Raises RequestError."""
     try:
         request, reading, names = chat.prepare(service, prepared.chat, prepared.response["id"])
     except RequestError as error:
         raise renamed(error, {theirs: ours for ours, theirs in RENAMED.items()}) from None
-    answer_format = ResponseAnswerFormat(service, prepared, store)
     return Answer(
         service,
         [request],
@@ -257,7 +260,7 @@ class ResponseAnswerFormat:
     def failure(self, error: RequestError) -> bytes:
         """The last events of a stream that failed."""
         payloads = self.writer.fail("server_error", error.message)
-        self._store()
+        self.store(self.prepared)
         return typed_events(payloads)
 
     def body(self, outputs: list[Output]) -> Payload:
@@ -285,12 +288,8 @@ class ResponseAnswerFormat:
                 "total_tokens": usage["total_tokens"],
             },
         )
-        self._store()
+        self.store(self.prepared)
         return payloads
-
-    def _store(self) -> None:
-        if self.prepared.is_stored:
-            self.store(self.prepared.record(), self.prepared.texts)
 
     def _logprobs(self, tokens: list[TokenLogprob] | None) -> list[Payload]:
         return [] if tokens is None else chat_logprobs(tokens, self.service.token_bytes)["content"].made()

@@ -3,7 +3,9 @@
     FOLDER/lock                    held by the one server that uses the folder
     FOLDER/file-ID, file-ID.json   bytes and metadata of files
     FOLDER/batches/ID.json         records of batches
+    FOLDER/uploads/ID.json, PART   records of uploads that are not complete, and the bytes of their parts
     FOLDER/responses.sqlite        stored responses
+    FOLDER/conversations.sqlite    conversations
     FOLDER/quarantine/             what was found damaged, moved there as it was
 
 Files are readable by the server's user alone (0600), and so are the folders that the server makes (0700).
@@ -26,8 +28,17 @@ from runtime import log
 from runtime.errors import StartError, StorageUnavailable
 
 MAX_RECORD_BYTES = 2**20  # of a .json file; ours have a few hundred bytes
-SUBFOLDERS = ("batches",)
-OURS = ("lock", "file-*", "responses.sqlite*", "batches", "batches/*", "quarantine", "quarantine/*")
+SUBFOLDERS = ("batches", "uploads")
+OURS = (
+    "lock",
+    "file-*",
+    "responses.sqlite*",
+    "conversations.sqlite*",
+    "batches",
+    "batches/*",
+    "quarantine",
+    "quarantine/*",
+)
 T = TypeVar("T")
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from runtime import log
 from runtime.metrics import Metrics
 
-Kind = Literal["batch", "response", "response_writer"]
+Kind = Literal["batch", "response", "response_writer", "uploads"]
 Work = Callable[[], Awaitable[None]]
 
 

@@ -63,44 +63,65 @@ class Source(Struct, frozen=True, kw_only=True):
 def sources(gguf: Gguf) -> Iterator[Source]:
     """All tensors of the checkpoint, with stacks of experts taken apart. Raises ModelError for a tensor or a
     type that is not known here."""
-    arch = str(gguf.metadata.get("general.architecture"))
-    meta, family = Metadata(gguf, arch), family_of(gguf)
-    heads = meta.number("attention.head_count") or 0
-    turned = {"self_attn.q_proj": heads, "self_attn.k_proj": meta.number("attention.head_count_kv") or heads}
-    names, outer = LAYER | family.names, OUTER | family.outer
-    drafts = int(meta.number("nextn_predict_layers") or 0)
-    first_draft = int(meta.needed("block_count")) - drafts if drafts else None
+    layout = _Layout(gguf)
     for tensor in gguf.tensors.values():
         stem, _, leaf = tensor.name.rpartition(".")
         block = BLOCK.fullmatch(stem)
-        if tensor.name in READ_APART:
-            continue
-        if block is not None and first_draft is not None and int(block[1]) >= first_draft:
+        if tensor.name in READ_APART or (block is not None and layout.is_draft(int(block[1]))):
             continue
         check_type(tensor)
-        module = outer.get(stem) if block is None else names.get(block[2])
-        prefix = "" if block is None else f"layers.{block[1]}."
-        if block is not None and (join := JOINED.get((family.architecture, block[2]))):
-            yield from join(gguf, f"blk.{block[1]}.", prefix, leaf)
-            continue
-        if block is not None and block[2] in EXPERTS:
-            yield from _experts(tensor, f"{prefix}mlp.experts", EXPERTS[block[2]])
-            continue
+        if block is None:
+            yield layout.source(tensor, "", layout.outer.get(stem), leaf)
+        else:
+            yield from layout.of_block(tensor, block[1], block[2], leaf)
+
+
+class _Layout:
+    """How an architecture's tensors become those of the Hugging Face layout."""
+
+    def __init__(self, gguf: Gguf) -> None:
+        self.gguf, self.family = gguf, family_of(gguf)
+        self.arch = str(gguf.metadata.get("general.architecture"))
+        meta = Metadata(gguf, self.arch)
+        heads = meta.number("attention.head_count") or 0
+        kv_heads = meta.number("attention.head_count_kv") or heads
+        # heads whose rows are in the order of llama.cpp's rotary positions, by module
+        self.turned = {"self_attn.q_proj": int(heads), "self_attn.k_proj": int(kv_heads)}
+        self.names, self.outer = LAYER | self.family.names, OUTER | self.family.outer
+        drafts = int(meta.number("nextn_predict_layers") or 0)
+        self._first_draft = int(meta.needed("block_count")) - drafts if drafts else None
+
+    def is_draft(self, block: int) -> bool:
+        """Whether it is one of the last blocks, which make drafts and are not read."""
+        return self._first_draft is not None and block >= self._first_draft
+
+    def of_block(self, tensor: GgufTensor, block: str, stem: str, leaf: str) -> Iterator[Source]:
+        """What a tensor blk.{block}.{stem}.{leaf} becomes."""
+        prefix = f"layers.{block}."
+        if (join := JOINED.get((self.family.architecture, stem))) is not None:
+            yield from join(self.gguf, f"blk.{block}.", prefix, leaf)
+        elif stem in EXPERTS:
+            yield from _experts(tensor, f"{prefix}mlp.experts", EXPERTS[stem])
+        else:
+            yield self.source(tensor, prefix, self.names.get(stem), leaf)
+
+    def source(self, tensor: GgufTensor, prefix: str, module: str | None, leaf: str) -> Source:
+        """What a tensor becomes that is one there as well. `module`: None: it is not known."""
         if module is None or leaf not in ("weight", "bias"):
             raise ModelError(
-                f"{tensor.name} in {gguf.paths[0].name} belongs to nothing that {arch} has here; take the "
-                "model in Hugging Face layout"
+                f"{tensor.name} in {self.gguf.paths[0].name} belongs to nothing that {self.arch} has here; "
+                "take the model in Hugging Face layout"
             )
         shape = tensor.shape
         if len(shape) < RESHAPED.get(module, 0):
             shape = (*shape[:-1], 1, shape[-1])
         is_norm = len(shape) == 1 and "norm" in module and leaf == "weight"
-        yield Source(
+        return Source(
             name=f"{prefix}{module}{ENDS.get(module, f'.{leaf}')}",
             tensor=tensor,
             shape=shape,
-            heads=int(turned.get(module, 0)) if family.is_permuted else 0,
-            less=family.norms_less if is_norm else 0,
+            heads=self.turned.get(module, 0) if self.family.is_permuted else 0,
+            less=self.family.norms_less if is_norm else 0,
         )
 
 

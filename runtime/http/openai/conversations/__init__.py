@@ -1,0 +1,1 @@
+"""/v1/conversations: conversations that the server keeps, and that responses continue."""
