@@ -15,6 +15,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import uvloop
+from torch.nn.functional import linear
 
 import runtime
 from bench.media_preparation import preparation
@@ -63,8 +65,11 @@ TEMPLATE = (
 
 
 def encode(args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of a batch of images in one call and in a call each, by the patches of a side."""
+    """Milliseconds of a batch of images in one call and in a call each, by the patches of a side, and how
+    many GFLOP/s of products that is, next to products alone of as many rows. With one thread times are CPU
+    time, which other work on the machine disturbs less."""
     torch.set_num_threads(args.threads)
+    clock = time.process_time if args.threads == 1 else time.perf_counter
     device = open_device(start_rank(""), 0, torch.float32)
     encoder = open_encoder(device, torch.float32, TOWER)
     for _, weight in named_weights(encoder):  # type: ignore[arg-type]
@@ -76,20 +81,47 @@ def encode(args: argparse.Namespace) -> dict[str, Any]:
         apart: list[float] = []
         with torch.inference_mode():
             for _ in range(args.runs + 1):
-                begin = time.perf_counter()
+                begin = clock()
                 finish(encoder.slices(media))
-                middle = time.perf_counter()
+                middle = clock()
                 for one in media:
                     finish(encoder.slices([one]))
                 together.append((middle - begin) * 1e3)
-                apart.append((time.perf_counter() - middle) * 1e3)
+                apart.append((clock() - middle) * 1e3)
         batch, single = median(together[1:]), median(apart[1:])
         found[f"{side}x{side} patches"] = {
             "batch_ms": round(batch, 1),
             "one_by_one_ms": round(single, 1),
             "ratio": round(single / batch, 2),
+            "batch_gflops": round(BATCH * image_flops(side) / batch / 1e6),
+            "one_by_one_gflops": round(BATCH * image_flops(side) / single / 1e6),
+            "products_of_batch_gflops": product_gflops(BATCH * side * side, args.runs, clock),
+            "products_of_one_gflops": product_gflops(side * side, args.runs, clock),
         }
     return found
+
+
+def image_flops(side: int) -> float:
+    """Floating-point operations of the products with weights for an image of side x side patches."""
+    size, merged = TOWER.hidden_size, TOWER.hidden_size * TOWER.merge_size**2
+    block = size * (4 * size + 3 * TOWER.intermediate_size)
+    merger = merged * (merged + TOWER.output_size) / TOWER.merge_size**2
+    patch = 3 * TOWER.num_frames * TOWER.patch_size**2 * size
+    return 2.0 * side * side * (TOWER.num_layers * block + merger + patch)
+
+
+def product_gflops(rows: int, runs: int, clock: Callable[[], float]) -> int:
+    """Speed of the largest product of a block with so many rows."""
+    ins, outs = TOWER.hidden_size, 2 * TOWER.intermediate_size
+    x, weight, count = torch.randn(rows, ins), torch.randn(outs, ins), max(512 // rows, 1)
+    spent: list[float] = []
+    with torch.inference_mode():
+        for _ in range(runs + 1):
+            begin = clock()
+            for _ in range(count):
+                linear(x, weight)
+            spent.append(clock() - begin)
+    return round(2.0 * rows * ins * outs * count / median(spent[1:]) / 1e9)
 
 
 def image_of(rng: np.random.Generator, id: int, side: int) -> MediaValues:
@@ -143,7 +175,7 @@ def main() -> None:
     """Runs the bench, prints its figures and records them in bench/results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("encode", "cached", "prepare", "streams"))
-    parser.add_argument("--sides", type=int, nargs="+", default=[8, 16, 32], help="patches")
+    parser.add_argument("--sides", type=int, nargs="+", default=[4, 8, 16, 32], help="patches")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--requests", type=int, default=100)

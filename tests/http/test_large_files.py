@@ -1,9 +1,12 @@
 """Large files in base64: taken out of bodies before these are decoded, in /v1/responses and over WebSockets,
 and stored as they came."""
 
+import json
 from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import msgspec
 import pytest
@@ -12,6 +15,7 @@ from runtime.http import websocket
 from runtime.http.app import http_app
 from runtime.http.cut_body import MIN_BYTES, cut, with_texts
 from runtime.http.openai.responses import routes
+from runtime.http.openai.stored_objects import StoredObjects
 from runtime.memory_file import MemoryFile
 from runtime.messages.media import MediaKind
 from tests.http.fake import FakeService
@@ -61,6 +65,34 @@ async def test_responses_are_stored_as_they_came(monkeypatch: pytest.MonkeyPatch
         assert text.json()["user"] == FILE and max(decoded) > MIN_BYTES
         refused = await http.post("/v1/responses", json={"input": ITEMS, "temperature": -1})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "temperature"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_files_in_the_background(stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are stored with each state of the response, and no body is decoded whole."""
+    decoded, service = decoded_bytes(monkeypatch, routes, "read_response"), seeing()
+    stored = StoredObjects(service, tmp_path, 2**24)
+    transport = httpx.ASGITransport(http_app(service, stored_objects=stored))
+    async with (
+        httpx.AsyncClient(transport=transport, base_url="http://test") as http,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(stored.run)
+        await anyio.wait_all_tasks_blocked()
+        answer = await http.post("/v1/responses", json={"input": ITEMS, "background": True, "stream": stream})
+        assert answer.status_code == 200, answer.text
+        first = answer.text.partition("data: ")[2].partition("\n")[0] if stream else answer.text
+        given = json.loads(first)
+        id = given["response"]["id"] if stream else given["id"]
+        (shown,) = (await http.get(f"/v1/responses/{id}/input_items")).json()["data"]
+        with anyio.fail_after(30):
+            while (await http.get(f"/v1/responses/{id}")).json()["status"] in ("queued", "in_progress"):
+                await anyio.sleep(0.01)
+        (item,) = (await http.get(f"/v1/responses/{id}/input_items")).json()["data"]
+        assert shown["content"] == item["content"] == ITEMS[0]["content"]
+        (file,) = service.requests[-1].media
+        assert file.encoded is not None and file.encoded.read().decode() == FILE and max(decoded) < 1024
+        tasks.cancel_scope.cancel()
 
 
 async def test_counting_decodes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The routes of /v1/responses, and the responses that are computed in the background."""
 
 from asyncio import get_running_loop
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from operator import itemgetter
 
@@ -42,7 +42,7 @@ from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import HEADERS
 from runtime.http.tenant_service import service_for, tenant_in
 from runtime.http.unknown_fields import warned
-from runtime.messages.media import MediaSource
+from runtime.messages.media import EncodedText, MediaSource
 from runtime.messages.requests import Prompt
 from runtime.messages.tenants import Tenant
 from runtime.service import Service
@@ -108,6 +108,7 @@ class Background(Struct, frozen=True):
     """A response that is computed in the background."""
 
     record: StoredResponse
+    texts: Mapping[str, EncodedText]  # what marks in its input stand for (http/cut_body.py)
     serving: Answer
     stream: ResumableStream | None
     scope: anyio.CancelScope
@@ -142,11 +143,7 @@ class Responses:
         ]
 
     async def _prepared(
-        self,
-        service: Service,
-        settings: HttpSettings,
-        content: bytes,
-        read: Callable[[bytes], ResponseBody] = read_response,
+        self, service: Service, settings: HttpSettings, content: bytes, read: Callable[[bytes], ResponseBody]
     ) -> tuple[PreparedResponse, list[str]]:
         """-> the request, and unknown fields of it that were ignored"""
         body, ignored = settings.unknown_fields.attempt(read, content, CREATE.path)
@@ -157,15 +154,14 @@ class Responses:
             service = service_for(self.service, tenant_in(request.scope))
 
             async def take(content: bytes) -> tuple[PreparedResponse, list[str], Answer]:
-                prepared, ignored = await self._prepared(service, settings, content)
+                prepared, ignored = await self._prepared(service, settings, content, read_response)
                 return prepared, ignored, answer(service, prepared, self._keep)
 
             def keep(taken: tuple[PreparedResponse, list[str], Answer]) -> bool:
                 prepared, _, serving = taken
                 prepared.texts = body.texts
-                # one in the background is stored in each of its states; items join conversations whole
-                is_whole = prepared.body.background or prepared.conversation is not None
-                return not is_whole and serving.exchange.take_files(body.texts)
+                # items join conversations whole
+                return prepared.conversation is None and serving.exchange.take_files(body.texts)
 
             body = await read_cut_body(request.scope, request.receive, settings.max_body_bytes)
             prepared, ignored, serving = await attempt_later(body, take, keep)
@@ -211,7 +207,7 @@ class Responses:
         scope = anyio.CancelScope()
         self._running[record.id] = Running(record.owner, scope)
         try:
-            await self.store.create(record)
+            await self.store.create(record, prepared.texts)
         except BaseException:
             del self._running[record.id]
             raise
@@ -221,7 +217,7 @@ class Responses:
             assert isinstance(serving.answer_format, ResponseAnswerFormat)
             self.resumable_streams.append(stream, serving.answer_format.queued())
             queued = _follow(stream, 0)
-        task = Background(record, serving, stream, scope)
+        task = Background(record, prepared.texts, serving, stream, scope)
         fault = InternalFault("something went wrong in the server; its log has the details")
         self._tasks.start(
             StoredTask("response", record.id, partial(self._complete, task), partial(self._fail, task, fault))
@@ -245,7 +241,7 @@ class Responses:
             service = service_for(self.service, tenant_in(request.scope))
 
             async def take(content: bytes) -> tuple[Prompt, list[MediaSource], list[str]]:
-                prepared, ignored = await self._prepared(service, settings, content)
+                prepared, ignored = await self._prepared(service, settings, content, read_response)
                 media = MediaParts(service.card.limits.media_kinds)
                 return chat_prompt(prepared.chat, media), media.sources, ignored
 
@@ -266,7 +262,7 @@ class Responses:
         """Computes one background response."""
         record, response, stream = task.record, task.record.response, task.stream
         response["status"] = "in_progress"
-        self.store.put(record)
+        self.store.put(record, task.texts)
         try:
             with task.scope as scope:
                 await (
@@ -276,7 +272,7 @@ class Responses:
                 )
             if scope.cancelled_caught and record.id in self._running:
                 response["status"] = "cancelled"
-                self.store.put(record)
+                self.store.put(record, task.texts)
             self._finish(task)
         except RequestError as error:
             await self._fail(task, error)
@@ -291,7 +287,7 @@ class Responses:
                 self.resumable_streams.append(stream, events)
         finally:
             record.response.update(status="failed", error={"code": code, "message": error.message})
-            self.store.put(record)
+            self.store.put(record, task.texts)
             self._finish(task)
 
     def _finish(self, task: Background) -> None:

@@ -93,13 +93,13 @@ class RecordStore(Generic[R]):
         self._news.set()
         return True
 
-    async def create(self, record: R) -> None:
-        """Stores a new record, and waits until it is written. Raises StorageFull, StorageUnavailable;
-        nothing is left of it then."""
+    async def create(self, record: R, texts: Mapping[str, EncodedText] = NO_TEXTS) -> None:
+        """Stores a new record, and waits until it is written. `texts`: as for `put`. Raises StorageFull,
+        StorageUnavailable; nothing is left of it then."""
         if self.table is None or self._disk is None:
-            self.put(record)
+            self.put(record, texts)
             return
-        table, row = self.table, _row(record)
+        table, row = self.table, _row(record, texts)
         self.check()
         async with self._using_table:
             self.check()  # others may have failed while this task waited
