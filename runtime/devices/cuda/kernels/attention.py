@@ -42,6 +42,12 @@ def _load_queries(
 
 
 @triton.jit
+def _numbers_of(at: tl.tensor, num_rows: tl.tensor) -> tuple:
+    """The slot of a row, where it starts, and its number of tokens."""
+    return tl.load(at), tl.load(at + num_rows), tl.load(at + 2 * num_rows)
+
+
+@triton.jit
 def _listed_part(at: tl.tensor, num_parts: tl.tensor) -> tuple:
     """The row of a program's part, its number, and the row's number of parts; see list_work_kernel."""
     return tl.load(at), tl.load(at + num_parts), tl.load(at + 2 * num_parts)
@@ -132,8 +138,7 @@ def paged_attention_kernel(
         row, split, num_splits = _listed_part(tiles + tl.program_id(0), num_tiles)
     if TILED:
         row, offset = tl.load(tiles + tl.program_id(0)), tl.load(tiles + num_tiles + tl.program_id(0))
-    slot, start = tl.load(rows + row), tl.load(rows + num_rows + row)
-    count = tl.load(rows + 2 * num_rows + row)
+    slot, start, count = _numbers_of(rows + row, num_rows)
     query = tl.load(rows + 3 * num_rows + row) + offset - first_query
     TOKENS: tl.constexpr = M // HEADS
     index = tl.arange(0, M)
@@ -150,9 +155,7 @@ def paged_attention_kernel(
         rope_tile = _load_queries(
             q_rope, at, head, is_query, rope_q_stride, rope_q_head_stride, DR, BLOCK_R, DOT
         )
-    tile_slopes = scale
-    if BIASED:
-        tile_slopes = tl.load(slopes + head, mask=is_query, other=0.0) * LOG2E
+    tile_slopes = tl.load(slopes + head, mask=is_query, other=0.0) * LOG2E if BIASED else scale
     positions = front + token if TILED else tl.minimum(front + token, rear)
     queries = Queries(q_tile, rope_tile, positions, scale, cap, tile_slopes)
     strides = table_stride, key_stride, value_stride, rope_stride
