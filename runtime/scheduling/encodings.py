@@ -74,14 +74,10 @@ class Encodings:
         if self._under_way is not None and self._under_way[1].slot < 0:
             self._drop(self._under_way[0])
 
-    def bound(self, seconds: float) -> None:
-        """The step that is planned has so many seconds for encodings: some sequences decode in it."""
-        self._bound_s = seconds
-
-    def hold(self) -> None:
-        """The step that is planned encodes nothing: steps with sequences that decode stand between its own
-        ones."""
-        self._is_held = True
+    def bound(self, seconds: float | None) -> None:
+        """The step that is planned has so many seconds for encodings: some sequences decode in it. None: it
+        encodes nothing, as steps before and behind it have sequences that decode."""
+        self._bound_s, self._is_held = seconds, seconds is None
 
     def cut(self, sequence: Sequence, start: int, count: int, most: int) -> int:
         """How many of `count` tokens of a sequence, from `start` on, this step may compute: those before the

@@ -270,7 +270,7 @@ class Planner:
             if builder.sequences:
                 self.encodings.bound(ENCODE_S if left_s is None else left_s * BOUND_SHARE)
             elif roster.decoding and self.micro_batches.count > 1:
-                self.encodings.hold()
+                self.encodings.bound(None)
         for sequence in roster.extending:
             self.extends.extend(sequence, fill)
         decodes = bool(builder.sequences)
