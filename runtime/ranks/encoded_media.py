@@ -50,8 +50,8 @@ class EncodedMedia:
         self._begun: dict[int, Begun] = {}  # encodings that are not complete, by id
 
     def encode(self, command: Encode, encoder: MediaEncoder) -> None:
-        """Drops what the command says, encodes what it brings, and goes on with what was begun before, if it is
-        for this rank's group."""
+        """Drops what the command says, encodes what it brings, and goes on with what was begun before. Does
+        nothing where the command is for another group."""
         if command.group != self._group:
             return
         for id in command.dropped:
