@@ -126,10 +126,12 @@ class Encodings:
         kept = self._kept.get((namespace, digest))
         return None if kept is None or kept.making is not None else kept.id
 
-    def restart(self) -> None:
-        """The ranks died, and all that they kept is gone."""
-        self._kept, self.num_rows, self._under_way = {}, 0, None
-        self._dropped, self._new, self._until = [], [], {}
+    def forget(self, *, is_lost: bool) -> None:
+        """All encodings are dropped, while no sequence uses them. `is_lost`: the ranks died, and have none."""
+        for key in [*self._kept]:
+            self._drop(key)
+        if is_lost:
+            self._dropped = []
 
     def _take(self, sequence: Sequence, media: MediaInput) -> bool:
         """The step that is planned wants an encoding. False: there is no room for it, or it is not complete

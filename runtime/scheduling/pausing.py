@@ -25,13 +25,15 @@ def unpause(scheduler: Scheduler) -> None:
 
 
 def flush(scheduler: Scheduler) -> int | None:
-    """Empties the prefix cache, and forgets texts that drafts are found in. -> pages freed; None, and nothing
-    done, while sequences or steps use it (copies to host memory do not)"""
+    """Empties the prefix cache, and forgets encodings of images and sounds and texts that drafts are found in.
+    -> pages freed; None, and nothing done, while sequences or steps use it (copies to host memory do not)"""
     is_used = scheduler.roster.num_running or any(flight.computed for flight in scheduler.flights)
     if is_used:
         return None
     if (drafter := scheduler.planner.drafts.drafter) is not None:
         drafter.forget()
+    if scheduler.planner.encodings is not None:
+        scheduler.planner.encodings.forget(is_lost=False)
     return scheduler.cache.flush()
 
 

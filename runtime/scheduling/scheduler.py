@@ -261,7 +261,7 @@ class Scheduler:
         self.planner.hidden.clear()
         self.planner.experts.clear()
         if self.planner.encodings is not None:
-            self.planner.encodings.restart()
+            self.planner.encodings.forget(is_lost=True)
         recovered = self.roster.restart() - {guilty}
         return Lost(num_steps, len(recovered), None if guilty is None else self._give_up(guilty))
 

@@ -99,6 +99,16 @@ def test_an_image_is_encoded_once_and_its_rows_are_taken_in_chunks() -> None:
     assert (encodings.num_encoded, encodings.num_reused) == (2, 2)
 
 
+def test_what_is_forgotten_is_encoded_again() -> None:
+    """After new weights, whose encodings are others."""
+    encodings, rank, one = encodings_of(100), Rank(), sequence(image(b"a", 5))
+    assert step(encodings, rank, one, 0, 20) == (20, 1)
+    encodings.forget(is_lost=False)
+    rank.obey(encodings.take_dropped())
+    assert not rank.kept and encodings.num_rows == 0
+    assert step(encodings, rank, one, 0, 20) == (20, 1)
+
+
 def test_tokens_between_rows_take_none() -> None:
     encodings, one = encodings_of(100), sequence(image(b"a", 5, gap=True))
     encodings.begin()
@@ -134,7 +144,7 @@ def test_what_was_never_sent_is_not_dropped() -> None:
 def test_new_ranks_encode_again() -> None:
     encodings, one = encodings_of(100), sequence(image(b"a", 0))
     assert step(encodings, Rank(), one, 0, 20) == (20, 1)
-    encodings.restart()
+    encodings.forget(is_lost=True)
     assert step(encodings, Rank(), one, 0, 20) == (20, 1)
 
 
