@@ -68,7 +68,8 @@ class Schedule(Group, frozen=True, kw_only=True):
         option(
             "Longest step that prompts may make while sequences decode, in milliseconds; 0: any.",
             note="prompts then get smaller chunks, by what steps are measured to cost; no less than a page "
-            "a step, and a third of the time where decoding alone takes longer than this",
+            "a step, and a third of the time where decoding alone takes longer than this; images and sounds "
+            "are encoded in slices of half of what is left (docs/media.md)",
         ),
     ] = "auto"
     long_prompt_share: A[
