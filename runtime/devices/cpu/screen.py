@@ -14,7 +14,7 @@ from runtime.devices.cpu.program import Buffer, Program
 
 Pass = int  # screen::Pass*, which lives as long as its program
 ROUGH = Kind.Q5_0  # of a screen
-KINDS = (Kind.FLOAT32, Kind.FLOAT16, Kind.BFLOAT16, Kind.INT8, Kind.Q8_0)  # of heads that have more bits
+KINDS = (Kind.FLOAT32, Kind.FLOAT16, Kind.BFLOAT16)  # of heads that have enough more bits
 LEAST_BYTES = 64 << 20  # of a head: smaller ones are read from caches in part, or are a small part of a step
 SHARE = 2  # memory that is spare, over what a screen takes of it
 

@@ -8,24 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Quantized
 from runtime.devices.cpu import screen as screens
 from runtime.devices.cpu.kernels import library
 from runtime.devices.cpu.kernels.levels import Level, supported_levels
 from runtime.devices.cpu.kernels.library import Step
-from runtime.devices.cpu.matrices import Kind, Matrix, Threads, pack, pack_quantized
+from runtime.devices.cpu.matrices import Kind, Matrix, Threads, pack
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.program import Program
 from runtime.devices.cpu.sampling import CpuLogitsOps
 from runtime.devices.cpu.screen import Pass, add_head, make_screen, set_screen
-from runtime.models.config.quantization_schemes import Int8
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import make_checkpoint
 
 BUILT = [level for level in supported_levels() if level.path.is_file()]
 VOCAB, WIDTH = 5003, 96  # no whole number of blocks, nor of 64 inputs
 INF, NAN = math.inf, math.nan
-KINDS = ["bfloat16", "float16", "float32", "int8"]
+KINDS = ["bfloat16", "float16", "float32"]
 PAUSE = 16  # screen::FIRST_PAUSE
 
 
@@ -40,11 +38,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def packed(threads: Threads, weight: Tensor, kind: str) -> Matrix:
-    if kind != "int8":
-        return pack(threads, weight.to(getattr(torch, kind)))
-    scale = (weight.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
-    codes = (weight / scale).round().nan_to_num(0).clamp(-127, 127).to(torch.int8)
-    return pack_quantized(threads, Quantized(Int8(), codes, scale))
+    return pack(threads, weight.to(getattr(torch, kind)))
 
 
 class Heads:
@@ -228,15 +222,11 @@ def generated(folder: Path, **options: Any) -> tuple[list[list[int]], Any]:
     return tokens, executor.runner.forward.program.screen  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("level", [level.name for level in BUILT])
-def test_a_model_says_the_same(
-    level: str, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_says_the_same(level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNTIME_CPU_KERNELS", level)
     folder = make_checkpoint("llama", tmp_path, hidden_size=128, intermediate_size=192)
-    options = {"quantization": quantization, "dtype": "bfloat16"}
-    wanted, none = generated(folder, **options)
+    wanted, none = generated(folder, dtype="bfloat16")
     assert none is None, "such a small head has no screen"
     used = list[int]()
     monkeypatch.setattr(screens, "LEAST_BYTES", 0)
@@ -247,7 +237,7 @@ def test_a_model_says_the_same(
         run(self, step, first, end)
 
     monkeypatch.setattr(Program, "run", noted)
-    found, screen = generated(folder, **options)
+    found, screen = generated(folder, dtype="bfloat16")
     assert found == wanted and screen.is_decided
     # the first two sequences, and each step with another beside a row at random, log probabilities or biases
     assert sum(used) == 24 + 4 and len(used) == 24 + 4 * 4 + 3 * 4
@@ -271,6 +261,6 @@ def test_heads_that_have_no_more_bits_get_none(threads: Threads, monkeypatch: py
     monkeypatch.setattr(screens, "LEAST_BYTES", 0)
     assert screens.can_screen(pack(threads, random(64, 64)))
     assert not screens.can_screen(pack(threads, random(64, 50))), "no whole groups of inputs"
-    assert Kind.INT4 not in screens.KINDS and Kind.Q5_0 not in screens.KINDS
+    assert Kind.INT8 not in screens.KINDS and Kind.Q5_0 not in screens.KINDS
     monkeypatch.setattr(screens, "LEAST_BYTES", 64 * 64 * 4 + 1)
     assert not screens.can_screen(pack(threads, random(64, 64)))

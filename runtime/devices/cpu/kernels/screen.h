@@ -93,13 +93,12 @@ inline void make_block(const Matrix& head, const Matrix& rough, int block, float
 
 // ---- a step
 
-// Inputs of a product as the floats that they stand for.
+// Inputs of a product as the floats that they stand for: those of the head, or of the rough weights.
 inline void read_row(const rows::Rows& rows, int row, float* out) {
     const char* at = rows::row_of(rows, row);
     for (int k = 0; k < rows.width; k++) {
         if (rows.form == rows::FLOAT32) out[k] = ((const float*)at)[k];
         else if (rows.form == rows::BFLOAT16) out[k] = from_bf16(((const uint16_t*)at)[k]);
-        else if (rows.form == rows::INT8) out[k] = rows.scales[row] * (int8_t)(at[k] - INPUT_OFFSET);
         else out[k] = rows.scales[(size_t)row * (rows.width / rows::GROUP) + k / rows::GROUP] * (int8_t)at[k];
     }
 }
@@ -114,7 +113,6 @@ struct Pass {
         screen = made;
         double share = (double)weights::block_bytes(*screen.rough) / weights::block_bytes(head);
         most_blocks = (int)(num_blocks * (1 - share) / 2);
-        most_rows = share > 0.5 ? MOST_ROWS / 2 : MOST_ROWS;
     }
 
     // Decides whether this step has a screen: not for some steps behind one of which too many blocks were left.
@@ -124,7 +122,7 @@ struct Pass {
             pause = was_vain ? next_pause : 0;
             next_pause = !was_vain ? FIRST_PAUSE : next_pause < LONGEST_PAUSE ? 2 * next_pause : LONGEST_PAUSE;
         }
-        bool wanted = screen.rough && step.largest_only && step.num_samples > 0 && step.num_samples <= most_rows;
+        bool wanted = screen.rough && step.largest_only && step.num_samples > 0 && step.num_samples <= MOST_ROWS;
         is_on = wanted && pause == 0;
         if (wanted && pause > 0) pause--;
         num_rows = is_on ? (int)step.num_samples : 0;
@@ -138,7 +136,6 @@ struct Pass {
     Buffer *head_inputs, *rough_inputs;
     const int num_blocks;
     int most_blocks = 0;  // computed, up to which half of what a screen saves is left
-    int most_rows = 0;
 
     bool is_on = false;
     int num_rows = 0;  // 0: there is no screen in this step
