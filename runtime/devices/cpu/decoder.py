@@ -294,7 +294,7 @@ class DecoderProgram:
             step.logits, logits = logits.data_ptr(), logits[:, :vocab_size]
             step.largest_only = batch.largest_only
             if batch.largest_only and self.screen is not None:
-                self.screen.want()
+                self.screen.want(len(places))
         self.experts.count()
         self._run(step, batch.page_saves)
         del pages  # what the step points to

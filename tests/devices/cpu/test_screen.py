@@ -16,7 +16,7 @@ from runtime.devices.cpu.matrices import Kind, Matrix, Threads, pack
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.program import Program
 from runtime.devices.cpu.sampling import CpuLogitsOps
-from runtime.devices.cpu.screen import Pass, add_head, make_screen, set_screen
+from runtime.devices.cpu.screen import Pass, Screen, ScreenMaker, add_head, set_screen
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import make_checkpoint
 
@@ -39,6 +39,13 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def packed(threads: Threads, weight: Tensor, kind: str) -> Matrix:
     return pack(threads, weight.to(getattr(torch, kind)))
+
+
+def make_screen(threads: Threads, head: Matrix, num_weights: int = 1 << 30) -> Screen:
+    maker = ScreenMaker(threads, head)
+    while (screen := maker.advance(num_weights)) is None:
+        pass
+    return screen
 
 
 class Heads:
@@ -188,6 +195,17 @@ def test_bounds_hold_and_are_near(threads: Threads, kind: str) -> None:
     assert (errors < 0.08 * lengths).all() and screen.longest == lengths.max()
 
 
+def test_parts_make_the_same_as_the_whole(threads: Threads) -> None:
+    matrix, every = packed(threads, random(VOCAB, WIDTH), "bfloat16"), torch.arange(VOCAB)
+    whole = make_screen(threads, matrix)
+    for size in (1, 40 * WIDTH, 1000 * WIDTH):
+        parts = make_screen(threads, matrix, size)
+        assert torch.equal(parts.rough.rows(every), whole.rough.rows(every))
+        assert (
+            torch.equal(parts.bounds[:, :VOCAB], whole.bounds[:, :VOCAB]) and parts.longest == whole.longest
+        )
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_logit_is_above_its_bound(threads: Threads, kind: str) -> None:
     """Hidden states along the error of an output, where its bound is tight, and against it."""
@@ -230,6 +248,7 @@ def test_a_model_says_the_same(level: str, tmp_path: Path, monkeypatch: pytest.M
     assert none is None, "such a small head has no screen"
     used = list[int]()
     monkeypatch.setattr(screens, "LEAST_BYTES", 0)
+    monkeypatch.setattr(screens, "PART_WEIGHTS", 128 * 256)
     run = Program.run
 
     def noted(self: Program, step: Step, first: int = 0, end: int | None = None) -> None:
@@ -252,7 +271,7 @@ def test_where_memory_is_scarce_there_is_none(tmp_path: Path, monkeypatch: pytes
     def refused(*_: Any) -> None:
         raise AssertionError("a screen was made")
 
-    monkeypatch.setattr(screens, "make_screen", refused)
+    monkeypatch.setattr(screens, "ScreenMaker", refused)
     found, screen = generated(folder)
     assert found == wanted and screen.is_decided
 

@@ -153,14 +153,14 @@ void kernels_pack_ggml(team::Team* team, const Matrix* w, const uint8_t* rows, i
     });
 }
 
-// Fills `rough`, Q5_0 of the head's size, and `bounds`: see screen::Screen.
-void kernels_screen(team::Team* team, const Matrix* head, const Matrix* rough, float* bounds) {
+// Fills the blocks from `first` up to `end` of `rough`, Q5_0 of the head's size, and of `bounds`: see screen::Screen.
+void kernels_screen(team::Team* team, const Matrix* head, const Matrix* rough, float* bounds, int first, int end) {
     constexpr int TOGETHER = 16;  // blocks of a chunk
-    int num_blocks = weights::num_blocks(*head);
-    float* lengths = bounds + (size_t)num_blocks * weights::OUTPUTS;
-    team::for_blocks(team, (num_blocks + TOGETHER - 1) / TOGETHER, [=](int chunk) {
+    float* lengths = bounds + (size_t)weights::num_blocks(*head) * weights::OUTPUTS;
+    team::for_blocks(team, (end - first + TOGETHER - 1) / TOGETHER, [=](int chunk) {
         std::vector<float> row(head->inputs);
-        for (int block = chunk * TOGETHER; block < num_blocks && block < (chunk + 1) * TOGETHER; block++)
+        int begin = first + chunk * TOGETHER;
+        for (int block = begin; block < end && block < begin + TOGETHER; block++)
             screen::make_block(*head, *rough, block, row.data(), bounds, lengths);
     });
 }

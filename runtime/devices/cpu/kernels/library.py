@@ -25,7 +25,7 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "kernels_pack_int4": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "kernels_quantize": (None, (_POINTER, _INT, _POINTER, _LONG, _INT, _INT, _POINTER, _POINTER)),
     "kernels_pack_float8": (None, (_POINTER, _POINTER, _POINTER, _POINTER)),
-    "kernels_screen": (None, (_POINTER,) * 4),
+    "kernels_screen": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),
     "kernels_unpack": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
     "kernels_product": (_POINTER, ()),
     "kernels_free_product": (None, (_POINTER,)),
