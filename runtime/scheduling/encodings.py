@@ -127,7 +127,7 @@ class Encodings:
         return None if kept is None or kept.making is not None else kept.id
 
     def forget(self, *, is_lost: bool) -> None:
-        """All encodings are dropped, while no sequence uses them. `is_lost`: the ranks died, and have none."""
+        """All encodings are dropped, while no sequence uses one. `is_lost`: the ranks died, and have none."""
         for key in [*self._kept]:
             self._drop(key)
         if is_lost:

@@ -25,8 +25,9 @@ def unpause(scheduler: Scheduler) -> None:
 
 
 def flush(scheduler: Scheduler) -> int | None:
-    """Empties the prefix cache, and forgets encodings of images and sounds and texts that drafts are found in.
-    -> pages freed; None, and nothing done, while sequences or steps use it (copies to host memory do not)"""
+    """Empties the prefix cache, and forgets encodings of images and sounds, and texts that drafts are found
+    in. -> pages freed; None, and nothing done, while sequences or steps use it (copies to host memory do
+    not)"""
     is_used = scheduler.roster.num_running or any(flight.computed for flight in scheduler.flights)
     if is_used:
         return None
