@@ -26,6 +26,7 @@ from typing import Any
 from bench.record import record
 
 CONTEXT, STEPS, PREFILL = 128, 24, 1024
+WARM_STEPS = 40  # before those that count: the first ones make a screen of the head (docs/cpu.md)
 PROBE_BYTES = 1 << 30
 
 
@@ -84,7 +85,8 @@ def measure(shape: str, weights: str, batches: list[int], prefill: int) -> dict[
     found["prefill_tokens_s"] = round(prefill / model.prefill(prefill, 3), 1) if prefill else 0.0
     decode = {}
     for batch in batches:
-        model.begin([length] * batch, STEPS)
+        model.begin([length] * batch, WARM_STEPS + STEPS)
+        model.decode(batch, WARM_STEPS)
         decode[str(batch)] = round(1000 * model.decode(batch, STEPS), 2)
     found["step_ms"] = decode
     states = model.runner.runner.states  # one more than there are sequences

@@ -17,7 +17,7 @@ KINDS = (Kind.FLOAT32, Kind.FLOAT16, Kind.BFLOAT16)  # of heads that have enough
 LEAST_BYTES = 64 << 20  # of a head: smaller ones are read from caches in part, or are a small part of a step
 SHARE = 2  # memory that is spare, over what a screen takes of it
 MOST_ROWS = 4  # screen::MOST_ROWS
-PART_WEIGHTS = 1 << 21  # of the head, of which one step makes the screen: some 10 ms of one thread
+PART_WEIGHTS = 1 << 22  # of the head, of which one step makes the screen: some 20 ms of one thread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
