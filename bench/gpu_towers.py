@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from msgspec import structs
+from torch import Tensor
 
 from bench.gpu import Bench
 from runtime.devices.base import Device
@@ -25,7 +26,8 @@ from runtime.messages.ranks import StartRank
 from runtime.models.config.audio_config import QwenAudioEncoder
 from runtime.models.config.media_config import MediaConfig
 from runtime.models.config.qwen_vl_config import QwenVlEncoder
-from runtime.models.vision.open_encoder import open_encoder
+from runtime.models.vision.open_encoder import MediaEncoder, open_encoder
+from runtime.models.vision.slices import finish
 
 VL = QwenVlEncoder(
     placeholder_id=0,
@@ -99,13 +101,18 @@ def measure(
     results = []
     with torch.inference_mode():
         for name, encoder in encoders.items():
-            call = partial(encoder.encode, [media])
+            call = partial(encoded, encoder, media)
             results.append(call()[0].float())
             seconds = bench.seconds(call)
             figures[name] = {"ms": round(seconds * 1e3, 2), "of_peak": round(flops / seconds / bench.peak, 3)}
     expected, found = results
     apart = (found - expected).abs().max() / expected.abs().max()
     return figures | {"apart": round(float(apart), 5)}
+
+
+def encoded(encoder: MediaEncoder, media: MediaValues) -> list[Tensor]:
+    """The rows of one file."""
+    return finish(encoder.slices([media]))
 
 
 def devices_of(bench: Bench) -> dict[str, Device]:

@@ -78,7 +78,8 @@ async def test_tokens_equal_transformers(options: dict[str, Any], qwen: tuple[Pa
             assert answer.finish is not None
             assert (answer.token_ids, answer.finish.prompt_tokens) == expected[name], name
         assert await files.ask_all(PROMPTS) == {name: tokens for name, (tokens, _) in expected.items()}
-        assert max(files.num_encoded) == 5, "a replica encodes each file once"
+        counts = files.num_encoded
+        assert counts == [5] if len(counts) == 1 else max(counts) <= 5, "a replica encodes each file once"
 
 
 @pytest.mark.anyio

@@ -49,10 +49,10 @@ async def asked(engine: Engine, prompts: list[str], *, kills: bool = False) -> l
     found: dict[int, Any] = {}
 
     async def ask(number: int, prompt: str, params: dict[str, Any]) -> None:
-        result = await engine.generate(prompt, max_new_tokens=60, **params)
+        answers = await engine.generate_n(prompt, max_new_tokens=60, **params)
         found[number] = [
             (one.token_ids, one.text, one.finish.reason, [entry.token_id for entry in one.logprobs or ()])
-            for one in (result if isinstance(result, list) else [result])
+            for one in answers
         ]
 
     async with anyio.create_task_group() as tasks:

@@ -33,10 +33,9 @@ async def test_answers_keep_to_what_is_left(checkpoint: Callable[[str], Path], m
     async with Engine(model_path=str(checkpoint("llama")), **OPTIONS, **more) as engine:
         free = (await engine.generate([5, 6, 7], **GREEDY)).token_ids
         allowed = tuple(range(40, 60))
-        only = await engine.generate([5, 6, 7], allowed_token_ids=allowed, n=3, temperature=1, seed=1,
-                                     max_new_tokens=24, ignore_eos=True)  # fmt: skip
-        answers = only if isinstance(only, list) else [only]
-        assert all(set(answer.token_ids) <= set(allowed) for answer in answers)
+        answers = await engine.generate_n([5, 6, 7], allowed_token_ids=allowed, n=3, temperature=1, seed=1,
+                                          max_new_tokens=24, ignore_eos=True)  # fmt: skip
+        assert len(answers) == 3 and all(set(answer.token_ids) <= set(allowed) for answer in answers)
         at = next(i for i in range(1, 23) if engine._core.decode(free[i : i + 2]).isalnum())
         without = await engine.generate(
             [5, 6, 7], bad_words=[engine._core.decode(free[at : at + 2])], **GREEDY

@@ -103,6 +103,8 @@ def sample(row: Row) -> list[str]:
             return ["4"]
         case Row(name="fastapi_root_path"):
             return ["/1"]
+        case Row(name="cors_origins"):
+            return ["https://app.example"]
         case _:
             return ["1"]
 
