@@ -29,7 +29,7 @@ class LoraOps(Protocol):
     """Kernels for steps whose tokens have different adapters, for a number of LoRA slots."""
 
     def of_slots(self, num_lora_slots: int) -> "LoraOps":
-        """The same for another number of LoRA slots."""
+        """Kernels of this device for another number of LoRA slots."""
         ...
 
     def plan(self, lora_slots: "np.ndarray") -> LoraPlan:

@@ -19,7 +19,7 @@ def media_of(name: str) -> list[MediaValues]:
 
 
 def give_weights(encoders: Sequence[MediaEncoder]) -> None:
-    """The same random weights for each."""
+    """Gives all of these encoders equal weights, drawn at random."""
     torch.manual_seed(0)
     weights = [named_weights(one) for one in encoders]  # type: ignore[arg-type]
     first, *others = ([weight for _, weight in one] for one in weights)

@@ -40,7 +40,7 @@ class Ops:
 
 
 def opened(sent: list[torch.Tensor]) -> Any:
-    """Of a rank of the second of three groups of two ranks, with four LoRA slots a group."""
+    """A rank's StepLora: its group is the second of three, each of two ranks, with four LoRA slots."""
     layout, own = AttentionLayout(6, 3), Second()
     attention = AttentionRanks(layout, own, SingleRank(), own, Peers(1, sent))
     device: Any = SimpleNamespace(attention=attention, has_groups=True, group_ranks=own)

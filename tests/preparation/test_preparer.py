@@ -147,8 +147,10 @@ def test_children_prepare_many_small_files(tmp_path: Path) -> None:
         waiting = children_of(there)
         for child in waiting:
             os.kill(child, signal.SIGKILL)
-        while children_of(there):
+        until_s = time.monotonic() + 30
+        while children_of(there) and time.monotonic() < until_s:
             time.sleep(0.001)
+        assert not children_of(there), "a killed child ends"
         assert same(there.prepare(small), here.prepare(small)), "children that died while they waited"
         assert not seen.union(waiting).intersection(children_of(there))
 

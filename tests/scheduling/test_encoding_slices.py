@@ -39,7 +39,7 @@ def request(name: str, *media: MediaInput, new: int = 1000) -> Request:
 
 
 def longest_s(whole_s: float) -> float:
-    """Of a slice: the last one may take a little more."""
+    """Seconds that a slice may take of an encoding of `whole_s`: the last one is a little longer."""
     return BOUND_S * BOUND_SHARE + whole_s * LEAST_PART
 
 

@@ -35,5 +35,5 @@ class CudaOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def attention_backends(self) -> tuple[str, str]:
-        """Of prompts and of decodes."""
+        """Names of what computes the attention of prompts, and that of decodes."""
         return self.prefill_attention_backend, self.decode_attention_backend

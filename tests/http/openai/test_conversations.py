@@ -207,7 +207,7 @@ async def test_large_answers_join_from_their_thread() -> None:
     ("items", "param"),
     [
         ([{"type": "web_search_call"}], "items[0].type"),
-        ([HELLO, {"role": "nobody", "content": "x"}], "items[1].role"),
+        ([HELLO, {"role": "wizard", "content": "x"}], "items[1].role"),
         ([{"role": "user"}], "items[0].content"),
         ([{"role": "user", "content": [{"type": "input_audio"}]}], "items[0].content"),
         ([HELLO | {"id": 5}], "items[0].id"),
